@@ -1,0 +1,1 @@
+"""The front door: an aiohttp application between clients and the worker."""

@@ -1,0 +1,1 @@
+"""The resident guard: standard library only."""

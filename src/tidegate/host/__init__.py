@@ -1,0 +1,1 @@
+"""What this machine says about its memory. Readers only; every root directory is injectable."""

@@ -1,0 +1,1 @@
+"""Pure decisions: frozen dataclasses in, decisions out. No I/O, no clock, no asyncio."""

@@ -1,0 +1,1 @@
+"""One table of settings; TOML, flags and environment are read from it."""

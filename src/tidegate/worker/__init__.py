@@ -1,0 +1,1 @@
+"""The worker process: launch, stop, life cycle."""
