@@ -1,0 +1,229 @@
+"""Read the settings: defaults, then the file, then the environment, then flags. Every fault names its place."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from tidegate.errors import Exit, TidegateError
+from tidegate.settings.model import (
+    GatewaySettings,
+    LogSettings,
+    MemorySettings,
+    Profile,
+    Settings,
+    WorkerSettings,
+)
+from tidegate.settings.table import PROFILE_SETTINGS, SETTINGS, Setting
+
+SYSTEM_CONFIG = "/etc/tidegate/tidegate.toml"
+#: A settings file is a page; a megabyte is a mistake (a log, a model).
+_MOST_FILE_BYTES = 1 << 20
+
+_PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Values from outside the file: ``flags`` by dotted name, ``model`` for a one-model start without a file."""
+
+    flags: Mapping[str, str]
+    model: str = ""
+
+
+def find_config(explicit: str | None, environ: Mapping[str, str]) -> str | None:
+    """The settings file to read: ``--config``, ``$TIDEGATE_CONFIG``, then the system's if it is there."""
+    named = explicit or environ.get("TIDEGATE_CONFIG")
+    if named:
+        return os.path.abspath(named)
+    return SYSTEM_CONFIG if os.path.exists(SYSTEM_CONFIG) else None
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """The TOML document at ``path``.
+
+    Raises:
+        TidegateError: unreadable, too large, not UTF-8, not TOML.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MOST_FILE_BYTES + 1)
+    except OSError as error:
+        raise TidegateError(f"cannot read settings {path}: {error.strerror}") from None
+    if len(data) > _MOST_FILE_BYTES:
+        raise TidegateError(f"cannot read settings {path}: larger than 1 MiB")
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise TidegateError(f"cannot read settings {path}: not UTF-8 at byte {error.start}") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise TidegateError(f"cannot read settings {path}: {error}") from None
+
+
+def load_settings(
+    document: Mapping[str, Any], overrides: Overrides, environ: Mapping[str, str], *, default_model: str = ""
+) -> Settings:
+    """Checked settings from a TOML ``document``, the environment and flags.
+
+    ``default_model`` is the GGUF used where no profile names one.
+
+    Raises:
+        TidegateError: "cannot use KEY = VALUE: why", with the nearest right name for an unknown key.
+            Exit code 2 for a flag, 3 for the file and the environment.
+    """
+    by_section: dict[str, dict[str, object]] = {section: {} for section in ("memory", "worker", "gateway", "log")}
+    _reject_unknown(document, by_section, "")
+    for section, values in by_section.items():
+        _take_section(section, document.get(section, {}), values)
+    for setting in SETTINGS:
+        if setting.env in environ:
+            by_section[setting.section][setting.key] = _parse(setting, environ[setting.env], f"${setting.env}")
+    _reject_unknown_environment(environ)
+    for setting in SETTINGS:
+        if setting.name in overrides.flags:
+            raw = overrides.flags[setting.name]
+            by_section[setting.section][setting.key] = _parse(setting, raw, setting.flag, exit_code=Exit.USAGE)
+    profiles = _profiles(document, overrides.model or default_model, replace_all=bool(overrides.model))
+    worker = WorkerSettings(**{**by_section["worker"], "profiles": profiles})  # type: ignore[arg-type]
+    settings = Settings(
+        memory=MemorySettings(**by_section["memory"]),  # type: ignore[arg-type]
+        worker=worker,
+        gateway=GatewaySettings(**by_section["gateway"]),  # type: ignore[arg-type]
+        log=LogSettings(**by_section["log"]),  # type: ignore[arg-type]
+    )
+    _check_together(settings)
+    return settings
+
+
+def default_profiles(model: str) -> tuple[Profile, ...]:
+    """The ladder used when no profile is configured: the whole context, then a quarter of it in 8-bit KV."""
+    return (
+        Profile(name="full", model=model, context=4096),
+        Profile(name="lean", model=model, context=1024, kv_type="q8_0"),
+    )
+
+
+def _take_section(section: str, given: object, values: dict[str, object]) -> None:
+    if not isinstance(given, dict):
+        raise TidegateError(f"cannot use {section} = {_show(given)}: not a table; write [{section}]")
+    known = {setting.key: setting for setting in SETTINGS if setting.section == section}
+    names = [*known, "profile"] if section == "worker" else list(known)
+    for key, value in given.items():
+        if section == "worker" and key == "profile":
+            continue
+        if key not in known:
+            raise _unknown(f"{section}.{key}", key, names)
+        values[key] = _parse(known[key], value, f"{section}.{key}")
+
+
+def _profiles(document: Mapping[str, Any], model: str, *, replace_all: bool) -> tuple[Profile, ...]:
+    tables = document.get("worker", {}).get("profile", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise TidegateError("cannot use worker.profile: not a list of tables; write [[worker.profile]]")
+    if not tables:
+        return default_profiles(model)
+    known = {setting.key: setting for setting in PROFILE_SETTINGS}
+    profiles: list[Profile] = []
+    for number, table in enumerate(tables, start=1):
+        place = f"worker.profile[{number}]"
+        given: dict[str, Any] = {}
+        for key, value in table.items():
+            if key not in known:
+                raise _unknown(f"{place}.{key}", key, list(known))
+            given[key] = _parse(known[key], value, f"{place}.{key}")
+        if "name" not in given:
+            raise TidegateError(f"cannot use {place}: it has no name")
+        if _PROFILE_NAME.fullmatch(given["name"]) is None:
+            raise TidegateError(
+                f"cannot use {place}.name = {_show(given['name'])}: up to 32 letters, digits, '.', '_' and '-'"
+            )
+        if replace_all:
+            given["model"] = model
+        inherited = profiles[-1] if profiles else Profile(name="", model=model)
+        profiles.append(replace(inherited, **given))
+    return tuple(profiles)
+
+
+def _check_together(settings: Settings) -> None:
+    memory, profiles = settings.memory, settings.worker.profiles
+    if memory.warn >= memory.critical:
+        raise TidegateError(
+            f"cannot use memory.warn = {memory.warn:g}: it is not below memory.critical = {memory.critical:g}"
+        )
+    if memory.release >= memory.warn:
+        raise TidegateError(
+            f"cannot use memory.release = {memory.release:g}: it is not below memory.warn = {memory.warn:g}"
+        )
+    names = [profile.name for profile in profiles]
+    for name in names:
+        if names.count(name) > 1:
+            raise TidegateError(f"cannot use worker.profile name {name!r}: it stands there twice")
+    for profile in profiles:
+        if profile.ubatch > profile.batch:
+            raise TidegateError(
+                f"cannot use ubatch = {profile.ubatch} of profile {profile.name!r}: it is above batch = {profile.batch}"
+            )
+    parse_listen(settings.gateway.listen)
+    if settings.worker.command and settings.worker.engine != "llama-server":
+        raise TidegateError("cannot use worker.command: only the llama-server engine has a command")
+
+
+def parse_listen(listen: str) -> tuple[str, int] | str:
+    """``HOST:PORT`` as a pair, ``unix:PATH`` as the path.
+
+    Raises:
+        TidegateError: neither; or a port outside 0 to 65535.
+    """
+    if listen.startswith("unix:"):
+        path = listen.removeprefix("unix:")
+        # sun_path of unix(7) is 108 bytes with its NUL.
+        if not path or len(os.fsencode(path)) > 107:
+            raise TidegateError(f"cannot use gateway.listen = {listen!r}: a socket path has 1 to 107 bytes")
+        return path
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise TidegateError(
+            f"cannot use gateway.listen = {listen!r}: write HOST:PORT or unix:PATH", hint="such as 127.0.0.1:8080"
+        )
+    return host, int(port)
+
+
+def _parse(setting: Setting, value: object, place: str, *, exit_code: Exit = Exit.CANNOT_START) -> object:
+    try:
+        return setting.parse(value)
+    except ValueError as error:
+        raise TidegateError(f"cannot use {place} = {_show(value)}: {error}", exit_code=exit_code) from None
+
+
+def _reject_unknown(document: Mapping[str, Any], sections: Mapping[str, object], prefix: str) -> None:
+    for key in document:
+        if key not in sections:
+            homes = [setting.name for setting in SETTINGS if setting.key == key]
+            if homes:
+                raise TidegateError(f"cannot use {prefix}{key}: it belongs in a section", hint=f"write {homes[0]}")
+            raise _unknown(f"{prefix}{key}", key, list(sections))
+
+
+def _reject_unknown_environment(environ: Mapping[str, str]) -> None:
+    known = {setting.env for setting in SETTINGS} | {"TIDEGATE_CONFIG"}
+    prefixes = tuple(f"TIDEGATE_{section.name}_".upper() for section in fields(Settings))
+    for name in environ:
+        if name.startswith(prefixes) and name not in known:
+            raise _unknown(f"${name}", name, sorted(known))
+
+
+def _unknown(place: str, key: str, names: Sequence[str]) -> TidegateError:
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    return TidegateError(f"cannot use {place}: no such setting", hint=hint)
+
+
+def _show(value: object) -> str:
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,28 @@
+"""Where tidegate keeps what: run directory, models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+
+def run_directory(environ: Mapping[str, str], *, uid: int) -> str:
+    """Directory of the socket, the lock and the state file: gone after a reboot.
+
+    ``$RUNTIME_DIRECTORY`` (set by systemd), else ``/run/tidegate`` for root, else ``$XDG_RUNTIME_DIR/tidegate``,
+    else a directory of this user's own below ``/tmp``.
+    """
+    given = environ.get("RUNTIME_DIRECTORY")
+    if given:
+        # systemd separates several directories by colons; the first is the unit's own.
+        return given.split(":")[0]
+    if uid == 0:
+        return "/run/tidegate"
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    return os.path.join(runtime, "tidegate") if runtime else f"/tmp/tidegate-{uid}"
+
+
+def model_directory(environ: Mapping[str, str]) -> str:
+    """Directory of downloaded models: ``$XDG_CACHE_HOME/tidegate``, else ``~/.cache/tidegate``."""
+    cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or "/root", ".cache")
+    return os.path.join(cache, "tidegate")

@@ -1,0 +1,171 @@
+"""The one table of settings: TOML keys, flags, environment names, checks and documentation are all read from it.
+
+Defaults are not repeated here; they are those of :mod:`tidegate.settings.model`. A test holds the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tidegate.units import parse_duration, parse_size
+
+#: KV cache types of llama.cpp (``-ctk``/``-ctv``); all but the float types need a head size divisible by 32.
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+
+class Kind(StrEnum):
+    """What a value looks like."""
+
+    RATIO = "a ratio between 0 and 1, such as 0.82"
+    SIZE = "a size such as 450M or 4.5G"
+    DURATION = "a duration such as 10s or 500ms"
+    INTEGER = "a whole number"
+    TEXT = "a text"
+    WORDS = "a list of texts"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting. ``low`` and ``high`` bound numbers, inclusive, in base units (bytes, seconds); ``choices`` texts."""
+
+    section: str
+    key: str
+    kind: Kind
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    flag: str = ""
+
+    @property
+    def name(self) -> str:
+        """The dotted TOML name, ``memory.warn``."""
+        return f"{self.section}.{self.key}"
+
+    @property
+    def env(self) -> str:
+        """The environment name, ``TIDEGATE_MEMORY_WARN``."""
+        return f"TIDEGATE_{self.section}_{self.key}".upper()
+
+    def parse(self, value: object) -> object:
+        """The value in base units.
+
+        Raises:
+            ValueError: wrong type, unit, range or choice; the message says what is right.
+        """
+        match self.kind:
+            case Kind.SIZE if isinstance(value, (str, int)):
+                parsed: object = parse_size(value)
+            case Kind.DURATION if isinstance(value, (str, int, float)):
+                parsed = parse_duration(value)
+            case Kind.RATIO if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+                parsed = _number(value, float, self.kind)
+            case Kind.INTEGER if isinstance(value, (str, int)) and not isinstance(value, bool):
+                parsed = _number(value, int, self.kind)
+            case Kind.TEXT if isinstance(value, str):
+                if not value or "\0" in value:
+                    raise ValueError("an empty text" if not value else "a text with a NUL byte")
+                parsed = value
+            case Kind.WORDS if isinstance(value, list) and all(isinstance(word, str) for word in value):
+                parsed = tuple(value)
+            case Kind.WORDS if isinstance(value, str):
+                parsed = tuple(value.split())
+            case _:
+                raise ValueError(f"not {self.kind.value}")
+        self._check_bounds(parsed)
+        return parsed
+
+    def _check_bounds(self, value: object) -> None:
+        if self.choices and value not in self.choices:
+            raise ValueError(f"not one of {', '.join(self.choices)}")
+        if isinstance(value, (int, float)):
+            if self.low is not None and value < self.low:
+                raise ValueError(f"below the lowest possible value, {self.low:g}")
+            if self.high is not None and value > self.high:
+                raise ValueError(f"above the highest possible value, {self.high:g}")
+
+
+def _number(value: object, kind: type[int] | type[float], what: Kind) -> int | float:
+    try:
+        number = kind(str(value))
+    except ValueError:
+        raise ValueError(f"not {what.value}") from None
+    if number != number:
+        raise ValueError(f"not {what.value}")
+    return number
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "memory",
+        "warn",
+        Kind.RATIO,
+        "share of the nearest limit in use at which ground is given",
+        0.05,
+        0.98,
+        flag="--warn",
+    ),
+    Setting(
+        "memory",
+        "critical",
+        Kind.RATIO,
+        "share at which the worker is reset and expensive prompts are refused",
+        0.1,
+        0.99,
+        flag="--critical",
+    ),
+    Setting("memory", "release", Kind.RATIO, "how far below its line use must be before a level is left", 0.0, 0.5),
+    Setting("memory", "hold", Kind.DURATION, "how long use must stay below before a level is left", 0, 3600),
+    Setting(
+        "memory", "lead", Kind.DURATION, "critical also when the fill rate reaches the limit within this time", 0, 60
+    ),
+    Setting("memory", "interval", Kind.DURATION, "time between two looks at rest", 0.1, 60, flag="--interval"),
+    Setting(
+        "memory",
+        "budget",
+        Kind.SIZE,
+        "most bytes (anonymous, shared, swapped) the worker may use",
+        16 << 20,
+        flag="--budget",
+    ),
+    Setting(
+        "worker", "engine", Kind.TEXT, "the inference engine", choices=("xllamacpp", "llama-server"), flag="--engine"
+    ),
+    Setting("worker", "command", Kind.WORDS, "program and first arguments of the llama-server engine"),
+    Setting(
+        "worker", "oom_score_adj", Kind.INTEGER, "how readily the kernel's OOM killer takes the worker", -999, 1000
+    ),
+    Setting("worker", "step_up_after", Kind.DURATION, "quiet time before a better profile is tried", 1, 86400),
+    Setting("worker", "load_timeout", Kind.DURATION, "how long a worker may take to load its model", 1, 3600),
+    Setting("gateway", "listen", Kind.TEXT, "address of the front door, HOST:PORT or unix:PATH", flag="--listen"),
+    Setting("gateway", "warn_context", Kind.INTEGER, "tokens of history kept at warn", 64, 1 << 20),
+    Setting("gateway", "critical_prompt", Kind.INTEGER, "longest prompt in tokens still taken at critical", 1, 1 << 20),
+    Setting("gateway", "hold", Kind.DURATION, "how long a request may wait for a worker", 1, 600),
+    Setting("gateway", "language", Kind.TEXT, "language of the degraded hint", choices=("en", "zh")),
+    Setting(
+        "log",
+        "level",
+        Kind.TEXT,
+        "least level that is logged",
+        choices=("debug", "info", "warning", "error"),
+        flag="--log-level",
+    ),
+    Setting("log", "format", Kind.TEXT, "how log lines look", choices=("text", "json"), flag="--log-format"),
+)
+
+#: Keys of one ``[[worker.profile]]``. A key left out is inherited from the profile above it.
+PROFILE_SETTINGS: tuple[Setting, ...] = (
+    Setting("worker.profile", "name", Kind.TEXT, "name of the profile, used in commands and headers"),
+    Setting("worker.profile", "model", Kind.TEXT, "path of the GGUF file", flag="--model"),
+    Setting("worker.profile", "context", Kind.INTEGER, "context in tokens, for each slot", 128, 1 << 21),
+    Setting("worker.profile", "slots", Kind.INTEGER, "requests answered at the same time", 1, 64),
+    Setting("worker.profile", "kv_type", Kind.TEXT, "type of the KV cache", choices=KV_TYPES),
+    Setting(
+        "worker.profile", "prompt_cache", Kind.SIZE, "most bytes of prompts kept in host memory, 0 for none", 0, 1 << 50
+    ),
+    Setting("worker.profile", "batch", Kind.INTEGER, "tokens per prefill step; cancelling waits for one step", 1, 8192),
+    Setting("worker.profile", "ubatch", Kind.INTEGER, "tokens per compute buffer", 1, 8192),
+    Setting("worker.profile", "threads", Kind.INTEGER, "threads of the engine, 0 for its own choice", 0, 1024),
+    Setting("worker.profile", "extra", Kind.WORDS, "further flags of the engine"),
+)
