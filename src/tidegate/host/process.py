@@ -67,7 +67,8 @@ def parse_status(data: bytes) -> ProcessMemory:
                 values[place] = amount if place == 4 else amount << 10
         elif key == b"State" and rest[1:2].isalpha():
             state = chr(rest[1])
-    return ProcessMemory(*values, state)
+    anon, file, shmem, swap, threads = values
+    return ProcessMemory(anon, file, shmem, swap, threads, state)
 
 
 def parse_stat(data: bytes) -> tuple[str, int, int] | None:
