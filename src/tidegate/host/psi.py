@@ -6,7 +6,7 @@ import errno
 import os
 from dataclasses import dataclass
 
-from tidegate.host.files import number, read_file, rooted
+from tidegate.host.files import HeldFile, number, read_file, rooted
 
 # Without CAP_SYS_RESOURCE a trigger's window must be a multiple of 2 s (psi_trigger_create, kernel/sched/psi.c, 6.4+).
 UNPRIVILEGED_WINDOW_US = 2_000_000
@@ -91,3 +91,33 @@ def open_trigger(path: str, kind: str, stall_us: int, window_us: int) -> tuple[i
         else:
             return fd, window
     return None
+
+
+class HeldPressure:
+    """A pressure file held open and read again; None from :meth:`open` and :meth:`read` where psi is off."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: HeldFile) -> None:
+        self._file = file
+
+    @classmethod
+    def open(cls, path: str) -> HeldPressure | None:
+        """Hold ``path`` open if it can really be read (with psi=0 it opens, but its read fails)."""
+        file = HeldFile.open(path)
+        if file is None:
+            return None
+        data = file.read()
+        if data is None or parse_pressure(data) is None:
+            file.close()
+            return None
+        return cls(file)
+
+    def read(self) -> Pressure | None:
+        """The pressure now, or None: the cgroup is gone. Never raises."""
+        data = self._file.read()
+        return None if data is None else parse_pressure(data)
+
+    def close(self) -> None:
+        """Give the descriptor back. May be called twice."""
+        self._file.close()

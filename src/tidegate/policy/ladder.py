@@ -73,20 +73,25 @@ class WorkerPhase(StrEnum):
 
 @dataclass(frozen=True)
 class Rung:
-    """A profile and the bytes it is known to need, prompt cache apart (planned, then learned)."""
+    """A profile and the bytes it is known to need, prompt cache apart (planned, then learned).
+
+    ``known_bytes`` are anonymous and shared; ``hot_file`` are mapped weights that must stay resident."""
 
     name: str
     known_bytes: int
+    hot_file: int = 0
 
 
 @dataclass(frozen=True)
 class AxisUse:
-    """One memory axis in bytes; ``worker`` is the worker's part of ``used``."""
+    """One memory axis in bytes; ``worker`` is the worker's part of ``used``, ``counts_file`` whether hot mapped weights
+    are part of it."""
 
     name: str
     limit: int
     used: int
     worker: int
+    counts_file: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,25 +195,31 @@ def first_profile(axes: tuple[AxisUse, ...], rungs: tuple[Rung, ...], tuning: Tu
     leaves it below warn at all, else None."""
     for line in (tuning.warn - tuning.release, tuning.warn):
         for index, rung in enumerate(rungs):
-            if fits(axes, rung.known_bytes, line):
+            if fits(axes, rung, line):
                 return index
     return None
 
 
-def fits(axes: tuple[AxisUse, ...], known_bytes: int, line: float) -> bool:
-    """Whether a worker of ``known_bytes`` in place of the running one leaves every axis at or below ``line``."""
-    return all(axis.used - axis.worker + known_bytes <= axis.limit * line for axis in axes)
+def fits(axes: tuple[AxisUse, ...], rung: Rung, line: float, *, ahead: float = 0.0) -> bool:
+    """Whether a worker in the shape of ``rung`` in place of the running one leaves every axis at or below ``line``.
+
+    ``ahead`` is bytes that somebody else is about to take."""
+    return all(_after(axis, rung) + ahead <= axis.limit * line for axis in axes)
+
+
+def _after(axis: AxisUse, rung: Rung) -> int:
+    return axis.used - axis.worker + rung.known_bytes + (rung.hot_file if axis.counts_file else 0)
 
 
 def clamp_prompt_cache(
-    axes: tuple[AxisUse, ...], *, known_bytes: int, entry_bytes: int, configured: int, tuning: Tuning
+    axes: tuple[AxisUse, ...], rung: Rung, *, entry_bytes: int, configured: int, tuning: Tuning
 ) -> int:
-    """Bytes of prompt cache that fit beside ``known_bytes`` below the released warn line, at most ``configured``.
+    """Bytes of prompt cache that fit beside ``rung`` below the released warn line, at most ``configured``.
 
     One whole-context entry (``entry_bytes``) is left free: llama.cpp holds the old state and its copy while it saves.
     """
     line = tuning.warn - tuning.release
-    room = min((int(a.limit * line) - (a.used - a.worker) - known_bytes - entry_bytes for a in axes), default=0)
+    room = min((int(axis.limit * line) - _after(axis, rung) - entry_bytes for axis in axes), default=0)
     return max(0, min(room, configured))
 
 
@@ -244,7 +255,7 @@ def _escalate(state: LadderState, now: Situation, tuning: Tuning) -> Step | None
     ahead = max(0.0, now.rate) * tuning.hold if now.diagnosis is Diagnosis.ELSEWHERE else 0.0
     for index in range(now.running if again else now.running + 1, len(now.rungs)):
         rung = now.rungs[index]
-        if rung.name in state.tried or not fits(now.axes, rung.known_bytes + int(ahead), tuning.warn):
+        if rung.name in state.tried or not fits(now.axes, rung, tuning.warn, ahead=ahead):
             continue
         if index == now.running and not _wins(now, rung, _RESET_WORTH):
             continue
@@ -280,7 +291,7 @@ def _climb(state: LadderState, now: Situation, tuning: Tuning) -> Step | None:
     if now.time - calm_since < tuning.step_up_after * state.up_factor:
         return None
     rung = now.rungs[now.running - 1]
-    if not fits(now.axes, rung.known_bytes, tuning.warn - tuning.release):
+    if not fits(now.axes, rung, tuning.warn - tuning.release):
         return None
     return Step(StepKind.UP, rung.name, "memory has been free", now.worker_bytes, DRAIN_S)
 
@@ -290,6 +301,6 @@ def _unpark(state: LadderState, now: Situation, tuning: Tuning) -> Step | None:
     if state.parked_at is not None and now.time - state.parked_at < state.park_delay:
         return None
     rung = now.rungs[-1]
-    if not fits(now.axes, rung.known_bytes, tuning.warn - tuning.release):
+    if not fits(now.axes, rung, tuning.warn - tuning.release):
         return None
     return Step(StepKind.UNPARK, rung.name, "its bytes fit again", 0)

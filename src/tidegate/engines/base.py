@@ -1,0 +1,42 @@
+"""What the guard needs of an engine: a command line for a profile, and what its API can really do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from tidegate.settings.model import Profile
+
+    class Engine(Protocol):
+        """One inference server that the guard can start."""
+
+        name: str
+        capabilities: EngineCapabilities
+
+        def argv(self, profile: Profile, *, prompt_cache: int, endpoint: str) -> list[str]:
+            """The command that serves ``profile`` on ``endpoint`` with at most ``prompt_cache`` bytes of cache."""
+            ...
+
+
+@dataclass(frozen=True)
+class EngineCapabilities:
+    """What a running engine can give back without a restart; used by the ladder and printed at start.
+
+    ``frees_bytes``: an API call that lowers resident memory. llama.cpp has none: its KV cache is allocated whole at
+    start, and erasing a slot frees 0 bytes (measured: 213 MiB before, 213 MiB after).
+    """
+
+    unix_socket: bool
+    frees_bytes: bool
+
+
+#: glibc settings for a worker: few arenas, and freed blocks of 128 KiB and more go back to the kernel, so that a
+#: dropped prompt cache is seen as free memory.
+WORKER_ENVIRONMENT = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+}

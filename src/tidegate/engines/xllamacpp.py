@@ -1,0 +1,27 @@
+"""The xllamacpp engine: llama.cpp's server from a wheel, in a small Python host process of its own."""
+
+from __future__ import annotations
+
+import os
+
+from tidegate.engines.base import EngineCapabilities
+from tidegate.engines.llama_flags import llama_flags
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tidegate.settings.model import Profile
+
+
+class Xllamacpp:
+    """``python`` is the interpreter that can import xllamacpp."""
+
+    name = "xllamacpp"
+    capabilities = EngineCapabilities(unix_socket=True, frees_bytes=False)
+
+    def __init__(self, python: str) -> None:
+        self._python = python
+
+    def argv(self, profile: Profile, *, prompt_cache: int, endpoint: str) -> list[str]:
+        # -P: the host's own directory must not shadow the xllamacpp package.
+        host = os.path.join(os.path.dirname(os.path.abspath(__file__)), "xllamacpp_host.py")
+        return [self._python, "-P", host, *llama_flags(profile, prompt_cache=prompt_cache, endpoint=endpoint)]

@@ -1,0 +1,55 @@
+"""Log lines of the guard: one write to stderr each, never an exception, never a wait.
+
+The standard logging module would cost 0.6 MB; and a log that raises on a full disk would end the guard.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+LEVELS = ("debug", "info", "warning", "error")
+#: systemd reads these prefixes (sd-daemon(3)); a terminal does not need them.
+_PRIORITY = {"debug": "<7>", "info": "<6>", "warning": "<4>", "error": "<3>"}
+
+
+class Log:
+    """``format`` is text or json, ``level`` the least that is written. ``lost`` counts lines that could not be."""
+
+    def __init__(self, *, level: str, format: str, fd: int = 2, journal: bool = False) -> None:  # noqa: A002
+        self.level = level
+        self.format = format
+        self.lost = 0
+        self._fd = fd
+        self._journal = journal
+
+    def debug(self, message: str, **facts: object) -> None:
+        self.write("debug", message, facts)
+
+    def info(self, message: str, **facts: object) -> None:
+        self.write("info", message, facts)
+
+    def warning(self, message: str, **facts: object) -> None:
+        self.write("warning", message, facts)
+
+    def error(self, message: str, **facts: object) -> None:
+        self.write("error", message, facts)
+
+    def write(self, level: str, message: str, facts: dict[str, object]) -> None:
+        """Write one line if ``level`` is high enough."""
+        if LEVELS.index(level) < LEVELS.index(self.level):
+            return
+        if self.format == "json":
+            line = json.dumps({"time": round(time.time(), 3), "level": level, "message": message, **facts})
+        else:
+            tail = "".join(f" {key}={value}" for key, value in facts.items())
+            clock = "" if self._journal else time.strftime("%H:%M:%S ")
+            prefix = _PRIORITY[level] if self._journal else ""
+            line = f"{prefix}{clock}tidegate: {'' if level == 'info' else level + ': '}{message}{tail}"
+        data = line.replace("\n", " | ").encode("utf-8", "backslashreplace") + b"\n"
+        try:
+            os.write(self._fd, data)
+        except OSError:
+            # ENOSPC, EPIPE, EAGAIN: the guard's work goes on without its log.
+            self.lost += 1

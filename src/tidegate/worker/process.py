@@ -1,0 +1,172 @@
+"""One child process of the guard: started through the shim, watched by pidfd, ended with everything it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import deque
+
+from tidegate.engines.base import WORKER_ENVIRONMENT
+from tidegate.host import syscalls
+
+#: Lines of the engine's last output that go into a failure's message.
+LAST_LINES = 12
+#: An engine that prints one endless line must not grow the guard.
+_MOST_LINE_BYTES = 400
+
+
+class Child:
+    """A process in its own session. ``pidfd`` becomes readable when it has ended; ``output`` is its stderr and stdout.
+
+    ``group`` is the directory of its own cgroup, or empty. An adopted process has no ``output`` (-1).
+    """
+
+    def __init__(self, pid: int, *, output: int, group: str = "") -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.output = output
+        self.group = group
+        self.lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.status: int | None = None
+        self._partial = b""
+
+    def read_output(self) -> list[str]:
+        """New whole lines of output; also kept as the last lines. Empty when there is nothing, or no more."""
+        if self.output < 0:
+            return []
+        try:
+            data = os.read(self.output, 16384)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.close_output()
+            data = b"\n" if self._partial else b""
+        *whole, self._partial = (self._partial + data).split(b"\n")
+        self._partial = self._partial[-_MOST_LINE_BYTES:]
+        found = [line[:_MOST_LINE_BYTES].decode(errors="replace").strip() for line in whole]
+        found = [line for line in found if line]
+        self.lines.extend(found)
+        return found
+
+    def close_output(self) -> None:
+        """Close the pipe; the engine's later writes fail with EPIPE, which it ignores."""
+        if self.output >= 0:
+            os.close(self.output)
+            self.output = -1
+
+    def reap(self) -> bool:
+        """Whether the leader has ended; its exit status is then in ``status`` (None for an adopted process)."""
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            return not self.leader_alive()
+        if pid == 0:
+            return False
+        self.status = os.waitstatus_to_exitcode(status)
+        return True
+
+    def leader_alive(self) -> bool:
+        """Whether the leader is there and no zombie, for a process that is not our child."""
+        try:
+            signal.pidfd_send_signal(self.pidfd, 0)
+        except OSError:
+            return False
+        return True
+
+    def is_empty(self) -> bool:
+        """Whether nothing of its cgroup, or of its process group, is left."""
+        if self.group:
+            try:
+                with open(f"{self.group}/cgroup.events", "rb") as file:
+                    return b"populated 0" in file.read(4096)
+            except OSError:
+                pass
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def terminate(self) -> None:
+        """SIGTERM to the whole process group: a shell around the engine would keep it for itself."""
+        self._signal_group(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to everything: the cgroup where there is one (fork-safe), the group and the leader besides."""
+        if self.group:
+            try:
+                with open(f"{self.group}/cgroup.kill", "wb", buffering=0) as file:
+                    file.write(b"1")
+            except OSError:
+                pass
+        self._signal_group(signal.SIGKILL)
+
+    def release_memory(self) -> None:
+        """Let the kernel free the dying process' memory now, on our CPU time. Only after :meth:`kill`."""
+        try:
+            syscalls.process_mrelease(self.pidfd)
+        except OSError:
+            # ESRCH: gone already; ENOSYS or EPERM: not to be had here, and the process frees it itself.
+            pass
+
+    def close(self) -> None:
+        """Close the descriptors and remove the empty cgroup."""
+        self.close_output()
+        os.close(self.pidfd)
+        if self.group:
+            try:
+                os.rmdir(self.group)
+            except OSError:
+                pass
+
+    def _signal_group(self, number: int) -> None:
+        try:
+            signal.pidfd_send_signal(self.pidfd, number)
+        except OSError:
+            pass
+        try:
+            # Before the shim's setsid there is no such group; the pidfd above has reached the process then.
+            os.killpg(self.pid, number)
+        except OSError:
+            pass
+
+
+def start(
+    argv: list[str], *, oom_score_adj: int, death_signal: bool, group: str = "", environment: dict[str, str]
+) -> Child:
+    """Start ``argv`` through the shim.
+
+    ``death_signal`` ties it to this process; ``group`` is a cgroup directory that it moves itself into.
+
+    Raises:
+        OSError: no process, no pipe, or no descriptor to be had.
+    """
+    shim = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim.py")
+    parent = str(os.getpid()) if death_signal else "0"
+    procs = f"{group}/cgroup.procs" if group else ""
+    read_end, write_end = os.pipe()
+    try:
+        # The engine must never wait for us to read: what does not fit the pipe is lost.
+        os.set_blocking(read_end, False)
+        os.set_blocking(write_end, False)
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-I", "-S", shim, str(oom_score_adj), parent, procs, *argv],
+            {**environment, **WORKER_ENVIRONMENT},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, write_end, 1),
+                (os.POSIX_SPAWN_DUP2, write_end, 2),
+            ],
+        )
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+    return Child(pid, output=read_end, group=group)
