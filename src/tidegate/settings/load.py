@@ -169,7 +169,7 @@ def _check_together(settings: Settings) -> None:
                 f"cannot use ubatch = {profile.ubatch} of profile {profile.name!r}: it is above batch = {profile.batch}"
             )
     parse_listen(settings.gateway.listen)
-    if settings.worker.command and settings.worker.engine != "llama-server":
+    if settings.worker.command and settings.worker.engine == "xllamacpp":
         raise TidegateError("cannot use worker.command: only the llama-server engine has a command")
 
 

@@ -48,9 +48,10 @@ class Profile:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """The engine and its profiles, best first. ``command`` is the engine's own program and leading arguments."""
+    """The engine and its profiles, best first. ``command`` is the engine's own program and leading arguments;
+    ``engine`` "auto" is resolved by the launcher: xllamacpp if it is installed, else llama-server."""
 
-    engine: str = "xllamacpp"
+    engine: str = "auto"
     command: tuple[str, ...] = ()
     oom_score_adj: int = 800
     step_up_after: float = 60.0

@@ -130,7 +130,12 @@ SETTINGS: tuple[Setting, ...] = (
         flag="--budget",
     ),
     Setting(
-        "worker", "engine", Kind.TEXT, "the inference engine", choices=("xllamacpp", "llama-server"), flag="--engine"
+        "worker",
+        "engine",
+        Kind.TEXT,
+        "the inference engine",
+        choices=("auto", "xllamacpp", "llama-server"),
+        flag="--engine",
     ),
     Setting("worker", "command", Kind.WORDS, "program and first arguments of the llama-server engine"),
     Setting(

@@ -106,14 +106,6 @@ class Child:
                 pass
         self._signal_group(signal.SIGKILL)
 
-    def release_memory(self) -> None:
-        """Let the kernel free the dying process' memory now, on our CPU time. Only after :meth:`kill`."""
-        try:
-            syscalls.process_mrelease(self.pidfd)
-        except OSError:
-            # ESRCH: gone already; ENOSYS or EPERM: not to be had here, and the process frees it itself.
-            pass
-
     def close(self) -> None:
         """Close the descriptors and remove the empty cgroup."""
         self.close_output()
@@ -137,11 +129,19 @@ class Child:
 
 
 def start(
-    argv: list[str], *, oom_score_adj: int, death_signal: bool, group: str = "", environment: dict[str, str]
+    argv: list[str],
+    *,
+    oom_score_adj: int,
+    death_signal: bool,
+    environment: dict[str, str],
+    group: str = "",
+    capture: bool = True,
+    inherit: tuple[tuple[int, int], ...] = (),
 ) -> Child:
     """Start ``argv`` through the shim.
 
-    ``death_signal`` ties it to this process; ``group`` is a cgroup directory that it moves itself into.
+    ``death_signal`` ties it to this process; ``group`` is a cgroup directory that it moves itself into; ``capture``
+    collects its output, else it shares ours; ``inherit`` are descriptors as (number here, number there).
 
     Raises:
         OSError: no process, no pipe, or no descriptor to be had.
@@ -149,24 +149,40 @@ def start(
     shim = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim.py")
     parent = str(os.getpid()) if death_signal else "0"
     procs = f"{group}/cgroup.procs" if group else ""
-    read_end, write_end = os.pipe()
-    try:
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+        *((os.POSIX_SPAWN_DUP2, here, there) for here, there in inherit),
+    ]
+    read_end = write_end = -1
+    if capture:
+        read_end, write_end = os.pipe()
         # The engine must never wait for us to read: what does not fit the pipe is lost.
         os.set_blocking(read_end, False)
         os.set_blocking(write_end, False)
+        actions += [(os.POSIX_SPAWN_DUP2, write_end, 1), (os.POSIX_SPAWN_DUP2, write_end, 2)]
+    try:
         pid = os.posix_spawn(
             sys.executable,
             [sys.executable, "-I", "-S", shim, str(oom_score_adj), parent, procs, *argv],
             {**environment, **WORKER_ENVIRONMENT},
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, write_end, 1),
-                (os.POSIX_SPAWN_DUP2, write_end, 2),
-            ],
+            file_actions=actions,
         )
+        return Child(pid, output=read_end, group=group)
     except BaseException:
-        os.close(read_end)
+        if capture:
+            os.close(read_end)
         raise
     finally:
-        os.close(write_end)
-    return Child(pid, output=read_end, group=group)
+        if capture:
+            os.close(write_end)
+
+
+def release_memory(pidfd: int) -> None:
+    """Let the kernel free the memory of a process that is being killed now, on our CPU time; closes ``pidfd``."""
+    try:
+        syscalls.process_mrelease(pidfd)
+    except OSError:
+        # ESRCH: gone already; ENOSYS or EPERM: not to be had here, and the process frees it itself.
+        pass
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,16 @@
+"""``tidegate``, and ``python -m tidegate``."""
+
+from __future__ import annotations
+
+import sys
+
+from tidegate.cli.main import run
+
+
+def main() -> int:
+    """Run the command line; the exit code."""
+    return run(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""``tidegate check-config``: read the settings, and say what is wrong or what they come to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from tidegate.cli.launch import settings_document
+from tidegate.cli.planning import plan_profiles
+from tidegate.cli.settings_flags import add_settings_flags, settings_from
+from tidegate.errors import Exit
+from tidegate.units import format_size
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "check-config",
+        help="check the settings and the model files",
+        description="Check the settings and the model files, and print what each profile will need.",
+    )
+    add_settings_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print settings and planned bytes as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the profiles with their planned bytes."""
+    settings = settings_from(arguments)
+    if arguments.json:
+        print(json.dumps(settings_document(settings)))
+        return Exit.FINE
+    planned = plan_profiles(settings)
+    budget = settings.memory.budget
+    print(f"settings are fine; budget {format_size(budget) if budget is not None else 'none'}")
+    for profile in settings.worker.profiles:
+        each = planned[profile.name]
+        print(
+            f"  {profile.name:12} context {profile.context:6} x {profile.slots}, KV {profile.kv_type:5} "
+            f"needs {format_size(each.known):>10}, maps {format_size(each.file):>10}, "
+            f"prompt cache {format_size(profile.prompt_cache)}"
+        )
+    return Exit.FINE

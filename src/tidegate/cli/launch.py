@@ -1,0 +1,192 @@
+"""From a command line to the guard's process: everything that can be wrong is found here, before it becomes resident.
+
+The guard is exec'd in place of this process, so the pid that a shell or systemd knows stays the guard's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fcntl
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Callable
+
+import tidegate
+from tidegate.cli.planning import plan_profiles
+from tidegate.cli.settings_flags import flags_again, settings_from
+from tidegate.errors import TidegateError
+from tidegate.guard.plan import Plan
+from tidegate.settings.load import parse_listen
+from tidegate.settings.model import Settings, WorkerSettings
+from tidegate.settings.paths import run_directory
+
+#: Clients that may wait in the kernel while the gateway is busy or being started again.
+_BACKLOG = 512
+
+
+def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
+    """Become the guard. Returns only by raising.
+
+    Raises:
+        TidegateError: it cannot start, and would not the next time either.
+    """
+    settings = settings_from(arguments)
+    check_engine(settings.worker)
+    if gateway and importlib.util.find_spec("aiohttp") is None:
+        raise TidegateError(
+            "cannot start the gateway: aiohttp is not installed", hint="pip install 'tidegate[gateway]'"
+        )
+    profiles = plan_profiles(settings)
+    directory = make_run_directory(run_directory(os.environ, uid=os.getuid()))
+    lock = lock_directory(directory)
+    listeners = [listen(settings.gateway.listen)] if gateway else []
+    source = os.path.dirname(os.path.dirname(os.path.abspath(tidegate.__file__)))
+    plan = Plan(
+        settings=settings,
+        profiles=profiles,
+        run_directory=directory,
+        python=sys.executable,
+        source=source,
+        listen_fds=tuple(listener.fileno() for listener in listeners),
+        lock_fd=lock,
+        reload=(sys.executable, "-m", "tidegate", "check-config", "--json", *flags_again(arguments)),
+        gateway=gateway,
+        observe=arguments.observe,
+        supervised="NOTIFY_SOCKET" in os.environ,
+    )
+    plan_fd = os.memfd_create("tidegate-plan", 0)
+    os.write(plan_fd, json.dumps(plan.to_json()).encode())
+    os.lseek(plan_fd, 0, os.SEEK_SET)
+    for fd in (plan_fd, lock, *plan.listen_fds):
+        os.set_inheritable(fd, True)
+    if listeners:
+        print(f"tidegate: listening on {_shown(listeners[0], settings.gateway.listen)}", file=sys.stderr, flush=True)
+    guard = os.path.join(source, "tidegate", "guard", "__main__.py")
+    os.execv(sys.executable, [sys.executable, "-I", "-S", guard, str(plan_fd)])
+
+
+def check_engine(worker: WorkerSettings) -> None:
+    """Find out now what would make every start of the engine fail.
+
+    Raises:
+        TidegateError: the engine is not installed, or a library it needs is not.
+    """
+    if worker.engine == "llama-server":
+        program = worker.command[0] if worker.command else "llama-server"
+        if shutil.which(program) is None:
+            raise TidegateError(
+                f"cannot use engine llama-server: no program {program}",
+                hint="set worker.command, or pip install 'tidegate[demo]' for the xllamacpp engine",
+            )
+        return
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise TidegateError("cannot use engine xllamacpp: it is not installed", hint="pip install 'tidegate[demo]'")
+    try:
+        # xllamacpp's wheel links the system's OpenMP library.
+        ctypes.CDLL("libgomp.so.1")
+    except OSError:
+        raise TidegateError(
+            "cannot use engine xllamacpp: libgomp.so.1 is not installed", hint="apt-get install libgomp1"
+        ) from None
+
+
+def make_run_directory(path: str) -> str:
+    """``path``, made if need be, owned by us and closed to others.
+
+    Raises:
+        TidegateError: it cannot be made, is no directory, or is somebody else's.
+    """
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        found = os.lstat(path)
+    except OSError as error:
+        raise TidegateError(f"cannot use run directory {path}: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise TidegateError(f"cannot use run directory {path}: it is not a directory of this user")
+    return path
+
+
+def lock_directory(path: str) -> int:
+    """A descriptor that holds the run directory's lock for as long as it is open.
+
+    Raises:
+        TidegateError: another instance holds it.
+    """
+    lock = os.path.join(path, "lock")
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise TidegateError(f"cannot open {lock}: {error.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise TidegateError(
+            f"cannot start: another tidegate (pid {holder}) runs in {path}",
+            hint="set $RUNTIME_DIRECTORY for a second instance",
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def listen(address: str) -> socket.socket:
+    """A listening socket on ``address``: made here so that a taken port is found before anything starts, and kept by
+    the guard so that clients are not refused while the gateway starts again.
+
+    Raises:
+        TidegateError: taken, not ours, or no such address.
+    """
+    where = parse_listen(address)
+    try:
+        if isinstance(where, str):
+            return _listen_unix(where)
+        family, kind, protocol, _, target = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        # A port in TIME_WAIT is free; one that somebody listens on is not, and still gives EADDRINUSE.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(target)
+    except OSError as error:
+        raise TidegateError(f"cannot listen on {address}: {error.strerror or error}") from None
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _listen_unix(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    _clear_dead_socket(path, listener.connect)
+    listener.bind(path)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _clear_dead_socket(path: str, connect: Callable[[str], None]) -> None:
+    try:
+        connect(path)
+    except ConnectionRefusedError:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def _shown(listener: socket.socket, address: str) -> str:
+    if listener.family == socket.AF_UNIX:
+        return address
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def settings_document(settings: Settings) -> dict[str, object]:
+    """What ``check-config --json`` prints and a reload reads."""
+    profiles = plan_profiles(settings)
+    return {
+        "settings": settings.to_json(),
+        "profiles": {name: vars(each) for name, each in profiles.items()},
+    }

@@ -1,0 +1,77 @@
+"""The guard's process: plan in, descriptors inherited, everything imported and rehearsed, then memory locked.
+
+Run by the launcher as ``python -I -S .../guard/__main__.py PLAN_FD``, so that nothing but the standard library and
+tidegate itself can be imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from tidegate.guard.commands import Commands
+from tidegate.guard.helper import Helper
+from tidegate.guard.log import Log
+from tidegate.guard.loop import Guard
+from tidegate.guard.notify import Notifier
+from tidegate.guard.plan import Plan
+from tidegate.guard.reactor import Reactor
+from tidegate.guard.rehearsal import rehearse
+from tidegate.guard.reload import Reloader
+from tidegate.guard.sensors import Sensors
+from tidegate.guard.server import Server
+from tidegate.host import process as host_process
+from tidegate.host import syscalls
+
+import signal  # isort: skip
+
+#: Below the board's own jobs (-1000), above everything else.
+_OOM_SCORE_ADJ = -900
+
+
+def main(plan_fd: int) -> int:
+    """Guard until told to stop; the exit code."""
+    with os.fdopen(plan_fd, "rb") as file:
+        plan = Plan.from_json(json.load(file))
+    notifier = Notifier(os.environ)
+    settings = plan.settings
+    log = Log(level=settings.log.level, format=settings.log.format, journal=notifier.active)
+    reactor = Reactor()
+    helper = Helper(reactor.wake)
+    reactor.on_wake(helper.deliver)
+    helper.start()
+    sensors = Sensors(budget=settings.memory.budget)
+    if sensors.capabilities.lower_oom_score_adj:
+        host_process.write_oom_score_adj(_OOM_SCORE_ADJ)
+    guard = Guard(plan, reactor=reactor, sensors=sensors, helper=helper, log=log, notifier=notifier)
+    commands = Commands(guard)
+    server = Server(reactor, os.path.join(plan.run_directory, "guard.sock"), commands.on_message, commands.on_close)
+    reloader = Reloader(guard, reactor=reactor, log=log, notifier=notifier)
+    reactor.on_signal(signal.SIGTERM, guard.stop)
+    reactor.on_signal(signal.SIGINT, guard.stop)
+    reactor.on_signal(signal.SIGHUP, reloader.begin)
+
+    log.info(f"guarding with {', '.join(sensors.tier())}")
+    rehearse(guard, log)
+    if sensors.capabilities.mlock:
+        syscalls.lock_memory()
+    notifier.ready()
+    if notifier.watchdog:
+
+        def ping() -> None:
+            notifier.alive()
+            reactor.after("watchdog", notifier.watchdog, ping)
+
+        ping()
+    try:
+        return guard.run()
+    finally:
+        server.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,51 @@
+"""Bytes of each profile: planned from the model file, then learned from the running worker."""
+
+from __future__ import annotations
+
+from tidegate.policy.ladder import Rung
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tidegate.guard.plan import ProfileBytes
+    from tidegate.settings.model import Profile
+
+
+class KnownBytes:
+    """Known bytes are what a profile needs when ready and after one full prefill, prompt cache apart."""
+
+    def __init__(self, planned: dict[str, ProfileBytes]) -> None:
+        self._planned = planned
+        self._learned: dict[str, int] = {}
+
+    def replan(self, planned: dict[str, ProfileBytes]) -> None:
+        """New plans after a reload; what was learned of a profile that changed is forgotten."""
+        for name in list(self._learned):
+            if planned.get(name) != self._planned.get(name):
+                del self._learned[name]
+        self._planned = planned
+
+    def ready(self, name: str | None, measured: int) -> None:
+        """A worker in profile ``name`` is ready with ``measured`` bytes; its compute buffers are not touched yet."""
+        if name in self._planned:
+            assert name is not None
+            self._learned[name] = max(measured + self._planned[name].compute, self._learned.get(name, 0))
+
+    def observe(self, name: str | None, measured: int, *, cached: bool) -> None:
+        """A look at a running worker. Only without a prompt cache is all of ``measured`` the profile's own."""
+        if name in self._learned and not cached and measured > self._learned[name]:
+            self._learned[name] = measured
+
+    def of(self, name: str | None) -> int:
+        """Known bytes of the profile ``name``; 0 for one that is not planned."""
+        if name in self._learned:
+            return self._learned[name]
+        planned = self._planned.get(name or "")
+        return planned.known if planned is not None else 0
+
+    def rungs(self, profiles: tuple[Profile, ...]) -> tuple[Rung, ...]:
+        """The ladder's rungs, best first."""
+        return tuple(Rung(profile.name, self.of(profile.name), self._hot(profile.name)) for profile in profiles)
+
+    def _hot(self, name: str) -> int:
+        planned = self._planned.get(name)
+        return max(0, planned.file - planned.cold_file) if planned is not None else 0

@@ -1,0 +1,49 @@
+"""The state file: which worker runs, so that a restarted guard takes it over instead of killing it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+from tidegate.host.files import read_file
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """A worker that was ready. ``argv`` is compared: one that was started differently is not ours any more."""
+
+    pid: int
+    start_time: int
+    generation: int
+    profile: str
+    url: str
+    group: str
+    argv: tuple[str, ...]
+    prompt_cache: int
+
+
+def save(path: str, record: WorkerRecord | None) -> str:
+    """Write ``record`` (None: nothing runs) whole or not at all. Returns why it could not be written, or ""."""
+    temporary = f"{path}.new"
+    try:
+        with open(temporary, "w") as file:
+            json.dump(None if record is None else asdict(record), file)
+        os.replace(temporary, path)
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror}"
+    return ""
+
+
+def load(path: str) -> WorkerRecord | None:
+    """The record in ``path``, or None: no file, nothing ran, or it is not a record of ours."""
+    data = read_file(path, 65536)
+    try:
+        document = json.loads(data) if data else None
+        if document is None:
+            return None
+        if min(document["pid"], document["start_time"], document["generation"]) <= 0:
+            return None
+        return WorkerRecord(**{**document, "argv": tuple(document["argv"])})
+    except (ValueError, TypeError, KeyError):
+        return None
