@@ -24,7 +24,8 @@ def ask(tokens: int, max_tokens: int | None = 10, *, trim: bool = True, exact: b
     [
         (BEST, ask(4095), Action.PASS, Why.NONE),
         (BEST, ask(4096), Action.REFUSE, Why.TOO_LONG),
-        (BEST, ask(4096, exact=False), Action.TRIM, Why.NONE),
+        (BEST, ask(4096, exact=False), Action.PASS, Why.NONE),
+        (replace(BEST, level=Level.WARN), ask(9999, exact=False), Action.TRIM, Why.NONE),
         (LEAN, ask(500), Action.PASS, Why.NONE),
         (LEAN, ask(1000), Action.TRIM, Why.NONE),
         (LEAN, ask(1000, trim=False), Action.PASS, Why.NONE),
@@ -56,7 +57,8 @@ def test_the_table(board: Board, request_: Ask, action: Action, why: Why) -> Non
 @pytest.mark.parametrize(
     ("board", "limit"),
     [
-        (BEST, 4095),
+        (BEST, 1 << 30),
+        (replace(BEST, level=Level.WARN, warn_context=8192), 4095),
         (LEAN, 1024 - 128 - 1),
         (replace(LEAN, context=256, best_context=512), 256 - 32 - 1),
         (replace(BEST, level=Level.WARN), 1024),

@@ -22,6 +22,7 @@ from tidegate.policy.level import Level
 # but no more than 128 tokens. A client that fills a context of full size chose to do so, and is left alone.
 _ANSWER_SHARE = 8
 _ANSWER_MOST = 128
+_NO_LIMIT = 1 << 30
 
 
 class Gate(StrEnum):
@@ -133,10 +134,15 @@ def admit(board: Board, ask: Ask) -> Decision:
 
 
 def prompt_limit(board: Board) -> int:
-    """Tokens that a prompt with history to spare is trimmed to at this moment."""
-    limit = board.context - 1 if board.context > 0 else 1 << 30
+    """Tokens that a prompt with history to spare is trimmed to at this moment.
+
+    With all its context and no pressure nothing is trimmed: a prompt that does not fit then never fits.
+    """
+    if board.level is Level.NORMAL and board.override is None and not board.reduced:
+        return _NO_LIMIT
+    limit = board.context - 1 if board.context > 0 else _NO_LIMIT
     if board.reduced:
-        limit = board.context - min(_ANSWER_MOST, board.context // _ANSWER_SHARE) - 1
+        limit -= min(_ANSWER_MOST, board.context // _ANSWER_SHARE)
     if board.override is not None:
         limit = min(limit, board.override)
     if board.level is not Level.NORMAL:

@@ -1,0 +1,136 @@
+"""The routes: which request goes where, and the bounds on what is read from a client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aiohttp import web
+
+from tidegate.gateway import errors, openai
+from tidegate.gateway.carry import Carrier
+from tidegate.gateway.client import Client
+from tidegate.gateway.completion import CompletionJob
+from tidegate.gateway.control import Control, refusal_response
+from tidegate.gateway.errors import OVERLOADED, Refusal, Surface
+from tidegate.gateway.front import REQUESTS, Front
+from tidegate.gateway.headers import plain_path, request_headers
+from tidegate.gateway.models import Models
+from tidegate.gateway.passthrough import PassJob, generates, wants_stream
+
+log = logging.getLogger(__name__)
+
+#: One request's body: a dozen photographs as base64.
+MOST_BODY_BYTES = 64 << 20
+#: All bodies that are held at once. The gateway must not be what fills the memory it guards.
+MOST_BODIES_BYTES = 96 << 20
+
+_CHAT = frozenset({"/v1/chat/completions", "/chat/completions"})
+_TEXT = frozenset({"/v1/completions", "/completions"})
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class RefusedError(Exception):
+    """The request ends here with this refusal."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class Desk:
+    """Takes every request. Serve it with ``handler_cancellation``: a client that leaves must end its request."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._control = Control(front)
+        self._models = Models(front)
+        self._held_bytes = 0
+        self._busy = 0
+        #: Set while nothing is being served, the gateway's own endpoints left out.
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._own = {
+            ("GET", "/"): self._control.dashboard,
+            ("GET", "/healthz"): self._control.healthz,
+            ("GET", "/readyz"): self._control.readyz,
+            ("GET", "/metrics"): self._control.metrics,
+            ("GET", "/tidegate/status"): self._control.status,
+            ("GET", "/tidegate/events"): self._control.events,
+            ("GET", "/v1/models"): self._models.list,
+            ("GET", "/models"): self._models.list,
+        }
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Any request at all."""
+        path = plain_path(request.raw_path)
+        if path is None or request.method not in _METHODS:
+            status = 400 if path is None else 405
+            return refusal_response(errors.invalid("cannot pass this on: its path or method is unusual", status=status))
+        own = self._own.get((request.method, path))
+        if own is not None:
+            return await own(request)
+        self._busy += 1
+        self.idle.clear()
+        size = 0
+        try:
+            body = await self._read(request)
+            size = len(body)
+            if request.method == "POST" and path == "/slots/action":
+                return await self._control.slots_action(request, body)
+            if request.method == "POST" and (path in _CHAT or path in _TEXT):
+                return await self._complete(request, path, body)
+            return await self._pass(request, path, body)
+        except RefusedError as refused:
+            self._front.counters.add(REQUESTS, outcome=refused.refusal.outcome)
+            return refusal_response(refused.refusal)
+        finally:
+            self._held_bytes -= size
+            self._busy -= 1
+            if not self._busy:
+                self.idle.set()
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
+        """The whole body, counted into what all requests hold.
+
+        Raises:
+            RefusedError: too large, no room for it now, or broken off.
+        """
+        body = bytearray()
+        try:
+            async for data in request.content.iter_any():
+                body += data
+                self._held_bytes += len(data)
+                if len(body) > MOST_BODY_BYTES:
+                    text = f"cannot read the body: it is larger than {MOST_BODY_BYTES >> 20} MiB"
+                    raise RefusedError(errors.invalid(text, status=413))
+                if self._held_bytes > MOST_BODIES_BYTES:
+                    retry = self._front.retry_after()
+                    text = f"cannot read the body: too many large requests are waiting. Retry in {retry} s."
+                    more = {"reason": "queue_full"}
+                    raise RefusedError(Refusal(503, text, code=OVERLOADED, retry_after=retry, more={**more}))
+        except web.RequestPayloadError:
+            self._held_bytes -= len(body)
+            raise RefusedError(errors.invalid("cannot read the body: it is broken")) from None
+        except BaseException:
+            self._held_bytes -= len(body)
+            raise
+        return bytes(body)
+
+    async def _complete(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
+        try:
+            completion = openai.parse(body, chat=path in _CHAT)
+        except openai.InvalidRequestError as error:
+            raise RefusedError(errors.invalid(error.message, error.param)) from None
+        target = request.raw_path if path.startswith("/v1/") else "/v1" + request.raw_path
+        passed = request_headers(request.headers.items(), readable=True)
+        job = CompletionJob(self._front, completion, target, passed)
+        return await Carrier(self._front, Client(request, stream=completion.stream), job).run()
+
+    async def _pass(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
+        counted = generates(request.method, path)
+        headers = request_headers(request.headers.items(), readable=False)
+        job = PassJob(self._front, request.method, request.raw_path, headers, body, counted=counted)
+        surface = Surface.ANTHROPIC if path.startswith("/v1/messages") else Surface.OPENAI
+        client = Client(request, stream=counted and wants_stream(body), surface=surface)
+        return await Carrier(self._front, client, job).run()

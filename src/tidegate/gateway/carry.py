@@ -1,0 +1,315 @@
+"""Carries one request to the worker and the answer back: waits for a place, sends, and sends again when it must.
+
+The decisions are made elsewhere: :mod:`tidegate.policy.admission` says what may go, :class:`~.flight.Flight` what
+follows a loss, a :class:`Job` how the request looks. This is the part that waits and does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import aiohttp
+from aiohttp import web
+
+from tidegate.gateway import errors, sse
+from tidegate.gateway.assemble import Json
+from tidegate.gateway.client import Client, ClientGoneError
+from tidegate.gateway.errors import Refusal
+from tidegate.gateway.flight import Flight, Loss, Next, Stage
+from tidegate.gateway.front import DEATHS, DEGRADED, REQUESTS, RETRY_LEVEL_S, Front
+from tidegate.gateway.queue import LineFullError
+from tidegate.gateway.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+#: A waiting stream client hears from us this often, in seconds; the first 5 s stay silent so that a refusal can still
+#: be an HTTP status.
+COMMENT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The answer is complete. ``response`` is the whole of it when nothing was streamed."""
+
+    response: web.StreamResponse | None = None
+
+
+@dataclass(frozen=True)
+class EngineSaid:
+    """The engine answered with an error."""
+
+    status: int
+    error: Json
+
+
+Result: TypeAlias = Finished | EngineSaid | Loss
+
+
+class Job(Protocol):
+    """One kind of request: its shape on the way to the engine and back."""
+
+    method: str
+    target: str
+    #: It generates, so it takes one of the worker's places.
+    counted: bool
+    #: Prompt tokens, as well as they are known.
+    tokens: int
+    body: bytes
+    #: How many messages were left out, and whether the answer's length was cut.
+    dropped: int
+    capped: bool
+
+    def headers(self) -> dict[str, str]:
+        """The headers for the engine."""
+
+    def refusal(self, *, admitted: bool) -> Refusal | None:
+        """The refusal that the present state asks for, if it is certain already."""
+
+    async def measure(self, upstream: Upstream) -> None:
+        """Count what the request costs, if that is not known."""
+
+    async def shape(self, upstream: Upstream, *, admitted: bool) -> Refusal | None:
+        """Make ``body`` for the worker as it is now, or refuse."""
+
+    def reshape(self, said: EngineSaid) -> bool:
+        """The engine refused the shape; True if another one is worth sending."""
+
+    def refused(self, said: EngineSaid) -> Refusal:
+        """The engine's error in the client's words."""
+
+    async def take(self, response: aiohttp.ClientResponse, carrier: Carrier) -> Result:
+        """Take the engine's answer and pass it on through ``carrier``."""
+
+
+class Carrier:
+    """One request on its way."""
+
+    def __init__(self, front: Front, client: Client, job: Job) -> None:
+        self.front = front
+        self.client = client
+        self.job = job
+        self.flight = Flight()
+        self._passed_on = False
+        self._comment_at = front.loop.time() + COMMENT_S
+        self._held_since: float | None = None
+
+    async def run(self) -> web.StreamResponse:
+        """The whole life of the request; returns what aiohttp is to send or has sent."""
+        try:
+            waiter = self.front.line.enter(self._ready_at, counted=self.job.counted)
+        except LineFullError:
+            retry = self.front.retry_after(RETRY_LEVEL_S)
+            refusal = errors.full(waiting=self.front.line.waiting, retry_s=retry)
+            self.front.counters.add(REQUESTS, outcome=refusal.outcome)
+            return await self._refuse(refusal)
+        self._waiter = waiter
+        try:
+            if not waiter.placed and self.front.station.state.board.usable:
+                # There will be a wait: let it not end in a "too long" that could have been said at once.
+                await self.job.measure(self.front.pool.current())
+            while True:
+                response = await self._wait()
+                if response is None:
+                    response = await self._attempt()
+                if response is not None:
+                    return response
+                self.front.line.back(waiter)
+        except ClientGoneError:
+            self.client.outcome = "client_gone"
+            return web.Response(status=499)
+        except asyncio.CancelledError:
+            self.client.outcome = "client_gone"
+            raise
+        finally:
+            self.flight.ended()
+            self.front.line.leave(waiter)
+            self._record()
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def _ready_at(self) -> float:
+        return self.flight.ready_at(self.front.station.epoch)
+
+    async def _wait(self) -> web.StreamResponse | None:
+        """Until there is a place (None), or a refusal."""
+        waiter, loop = self._waiter, self.front.loop
+        while True:
+            now = loop.time()
+            refusal = self._refusal(now)
+            if refusal is not None:
+                return await self._refuse(refusal)
+            if 0.0 < self._ready_at() <= now:
+                # Its time-out after a failed generation is over, which the line does not notice by itself.
+                self.front.line.dispatch()
+            if waiter.placed:
+                return None
+            await waiter.pause(self._next_look(now) - now)
+            await self._comment()
+
+    def _refusal(self, now: float) -> Refusal | None:
+        """Why the request cannot go on waiting, if so."""
+        front = self.front
+        state = front.station.state
+        if self._waiter.placed:
+            return None
+        if front.stopping:
+            return errors.stopping(front.retry_after())
+        refusal = self.job.refusal(admitted=self.flight.sends > 0)
+        if refusal is not None:
+            return refusal
+        if state.board.usable and self._ready_at() <= now:
+            self._held_since = None
+        elif self._held_since is None:
+            self._held_since = now
+        elif now - self._held_since >= front.settings.gateway.hold:
+            retry = front.retry_after()
+            return errors.expired(waited_s=now - self._held_since, message=state.worker.message, retry_s=retry)
+        return None
+
+    def _next_look(self, now: float) -> float:
+        """When the wait has to be looked at again even if nothing happens."""
+        looks = [(now if self._held_since is None else self._held_since) + self.front.settings.gateway.hold]
+        if self.client.stream:
+            looks.append(self._comment_at)
+        if (ready_at := self._ready_at()) > now:
+            looks.append(ready_at)
+        return min(looks)
+
+    async def _comment(self) -> None:
+        """A sign of life for a stream client, if it is time for one."""
+        now = self.front.loop.time()
+        if self.client.stream and now >= self._comment_at and not self._passed_on:
+            self._comment_at = now + COMMENT_S
+            await self.client.comment(self.front.headers())
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    async def _attempt(self) -> web.StreamResponse | None:
+        """Send it once. None: it goes back into the line."""
+        station, pool, job = self.front.station, self.front.pool, self.job
+        upstream, epoch = pool.current(), station.epoch
+        refusal = await job.shape(upstream, admitted=self.flight.sends > 0)
+        if refusal is not None:
+            return await self._refuse(refusal)
+        if station.epoch != epoch or not station.state.board.usable:
+            return None
+        self.flight.sent()
+        task = self.front.loop.create_task(self._exchange(upstream))
+        exchange = pool.started(upstream, task, job.tokens)
+        task.add_done_callback(lambda _: pool.ended(exchange))
+        try:
+            await self._accompany(task)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        if task.cancelled():
+            return await self._lost(exchange.aborted or Loss.ORDERED, epoch)
+        result = task.result()
+        if isinstance(result, Finished):
+            return await self._finish(result)
+        if isinstance(result, EngineSaid):
+            if self.flight.stage is Stage.SENT and job.reshape(result):
+                self.flight.retracted()
+                return None
+            self.flight.finished()
+            return await self._refuse(job.refused(result))
+        return await self._lost(result, epoch)
+
+    async def _accompany(self, task: asyncio.Task[Result]) -> None:
+        """Wait for the attempt; a stream that already has its head hears comments during a long prefill too."""
+        while not task.done():
+            watched = self.client.begun and not self._passed_on
+            seconds = max(0.0, self._comment_at - self.front.loop.time()) if watched else None
+            await asyncio.wait({task}, timeout=seconds)
+            if watched and not task.done():
+                await self._comment()
+
+    async def _exchange(self, upstream: Upstream) -> Result:
+        """The attempt itself, as a task of its own so that it can be broken off at once."""
+        job = self.job
+        try:
+            response = await upstream.request(job.method, job.target, job.headers(), job.body)
+            try:
+                return await job.take(response, self)
+            finally:
+                response.close()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+            return Loss.UNREACHABLE
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            alone = upstream.alone_at_death(self.front.loop.time())
+            # The guard's word may have come in the same turn of the loop; let it be heard first.
+            await asyncio.sleep(0)
+            if self.front.station.ordered_generation == upstream.generation:
+                return Loss.ORDERED
+            return Loss.DIED_ALONE if alone else Loss.DIED
+
+    async def _lost(self, loss: Loss, epoch: int) -> web.StreamResponse | None:
+        self.front.counters.add(DEATHS, how=loss.value)
+        then = self.flight.lost(loss, epoch=epoch, now=self.front.loop.time())
+        message = self.front.station.state.worker.message
+        log.info("a request lost its worker (%s): %s", loss, then)
+        if then is Next.CRASHED:
+            return await self._refuse(errors.crashed(times=self.flight.deaths, message=message))
+        if then is Next.CUT:
+            if not self.client.stream:
+                self.client.outcome = "cut"
+                self.client.break_off()
+                raise ClientGoneError
+            return await self._refuse(errors.cut(message))
+        return None
+
+    # -- answering ----------------------------------------------------------------------------------------------
+
+    def head(self) -> dict[str, str]:
+        """The headers that tell what was done to the answer."""
+        headers = self.front.headers()
+        degraded = self._degraded()
+        if degraded:
+            headers["x-tidegate-degraded"] = ", ".join(degraded)
+            headers["x-tidegate-context"] = str(self.front.station.state.worker.context)
+        if self.job.dropped:
+            headers["x-tidegate-dropped-messages"] = str(self.job.dropped)
+        return headers
+
+    async def pass_on(self, data: bytes, *, status: int, headers: dict[str, str], content: bool = True) -> None:
+        """Send bytes of the engine's answer; the head goes before the first of them.
+
+        ``content`` False marks bytes that do no harm if they come again after a restart.
+        """
+        if content:
+            self.flight.content()
+        if not self._passed_on:
+            self._passed_on = True
+            if not self.client.begun:
+                await self.client.begin(status, {**headers, **self.head()})
+            elif degraded := self._degraded():
+                # The head went out while it waited, so this is the only place left to say it.
+                await self.client.write(sse.comment(f"tidegate: degraded {', '.join(degraded)}"))
+        if data:
+            await self.client.write(data)
+
+    async def _finish(self, finished: Finished) -> web.StreamResponse:
+        self.flight.finished()
+        self.client.outcome = "answered"
+        for how in self._degraded():
+            self.front.counters.add(DEGRADED, how=how)
+        return await self.client.finish() if finished.response is None else finished.response
+
+    async def _refuse(self, refusal: Refusal) -> web.StreamResponse:
+        return await self.client.refuse(refusal, self.front.headers())
+
+    def _degraded(self) -> list[str]:
+        found = {
+            "trimmed": bool(self.job.dropped),
+            "capped": self.job.capped,
+            "fallback": self.job.counted and self.front.fallback(),
+            "replayed": self.flight.replayed,
+        }
+        return [how for how, is_so in found.items() if is_so]
+
+    def _record(self) -> None:
+        self.front.counters.add(REQUESTS, outcome=self.client.outcome or "failed")

@@ -1,0 +1,103 @@
+"""The client's side of one request: what was sent to it already, and how it is told anything.
+
+Before a byte was sent an error is an HTTP status; afterwards it is an event in the stream. Every failed write means
+that the client has gone: aiohttp raises the same errors for the worker's connection, so they are told apart here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from tidegate.gateway.errors import Refusal, Surface
+from tidegate.gateway.sse import WAITING
+
+JSON_TYPE = "application/json; charset=utf-8"
+
+#: Nobody waits longer than this for a client that does not read the end of its stream.
+FAREWELL_S = 5.0
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection."""
+
+
+class Client:
+    """``stream`` says that comments may be sent to it while it waits."""
+
+    def __init__(self, request: web.BaseRequest, *, stream: bool, surface: Surface = Surface.OPENAI) -> None:
+        self.request = request
+        self.stream = stream
+        self.surface = surface
+        #: What the answer came to, for the metrics.
+        self.outcome = ""
+        self._response: web.StreamResponse | None = None
+
+    @property
+    def begun(self) -> bool:
+        """The head of the answer was sent."""
+        return self._response is not None
+
+    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """Send the head of a streamed answer."""
+        response = web.StreamResponse(status=status, headers=headers)
+        try:
+            await response.prepare(self.request)
+        except (ConnectionError, RuntimeError) as error:
+            raise ClientGoneError from error
+        self._response = response
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes of a streamed answer; waits while the client is slow to read."""
+        assert self._response is not None
+        try:
+            await self._response.write(data)
+        except (ConnectionError, RuntimeError) as error:
+            raise ClientGoneError from error
+
+    async def comment(self, headers: Mapping[str, str]) -> None:
+        """Show a waiting stream client that we live: the head at first, then comments."""
+        if not self.begun:
+            await self.begin(200, {**stream_headers(), **headers})
+        await self.write(WAITING)
+
+    async def finish(self) -> web.StreamResponse:
+        """The streamed answer is complete."""
+        assert self._response is not None
+        try:
+            await self._response.write_eof()
+        except (ConnectionError, RuntimeError) as error:
+            raise ClientGoneError from error
+        return self._response
+
+    async def refuse(self, refusal: Refusal, headers: Mapping[str, str]) -> web.StreamResponse:
+        """Tell it no: as a status while that is possible, else as the last event of the stream."""
+        self.outcome = refusal.outcome
+        if not self.begun:
+            return web.Response(
+                status=refusal.http_status(self.surface),
+                body=refusal.body(self.surface),
+                headers={**headers, **refusal.all_headers(), "Content-Type": JSON_TYPE},
+            )
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                await self.write(refusal.event(self.surface))
+                return await self.finish()
+        except TimeoutError as error:
+            raise ClientGoneError from error
+
+    def break_off(self) -> None:
+        """End an answer that is no event stream and cannot be completed, so that it does not look complete."""
+        if self.request.transport is not None:
+            self.request.transport.abort()
+
+
+def stream_headers() -> dict[str, str]:
+    """The head of an event stream; proxies are told not to collect it."""
+    return {
+        "Content-Type": "text/event-stream",
+        "Cache-Control": "no-cache",
+        "X-Accel-Buffering": "no",
+    }

@@ -1,0 +1,264 @@
+"""A chat or text completion on its way: counted, admitted, trimmed, streamed upstream, whole or streamed back."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import aiohttp
+from aiohttp import web
+
+from tidegate.gateway import errors, tokens
+from tidegate.gateway.assemble import Assembler, EngineError, Json, Object
+from tidegate.gateway.carry import Carrier, EngineSaid, Finished, Result
+from tidegate.gateway.client import JSON_TYPE, stream_headers
+from tidegate.gateway.errors import Refusal
+from tidegate.gateway.flight import Loss
+from tidegate.gateway.front import RETRY_LEVEL_S, TOKENS, Front
+from tidegate.gateway.openai import PART_TOKENS, Completion, Weight
+from tidegate.gateway.relay import Relay
+from tidegate.gateway.sse import DONE, Splitter
+from tidegate.gateway.tokens import START_RATIO
+from tidegate.gateway.upstream import Upstream
+from tidegate.policy.admission import Action, Ask, Decision, Why, admit
+from tidegate.policy.trim import Piece, trim
+
+#: Rounds of trimming and counting; the last drops everything that may go.
+_TRIM_ROUNDS = 6
+#: How often the engine may refuse a shape for its length before its word is final.
+_MOST_RESHAPES = 2
+#: An engine's error is a few hundred bytes.
+_MOST_ERROR_BYTES = 1 << 20
+
+_ANSWER_HEADERS = ("access-control-allow-origin", "access-control-allow-credentials")
+
+
+class CompletionJob:
+    """See :class:`tidegate.gateway.carry.Job`. ``passed`` are the client's headers that go to the engine."""
+
+    method = "POST"
+    counted = True
+
+    def __init__(self, front: Front, completion: Completion, target: str, passed: dict[str, str]) -> None:
+        self.target = target
+        self.body = b""
+        self.dropped = 0
+        self.capped = False
+        self._front = front
+        self._completion = completion
+        self._headers = {**passed, "Content-Type": "application/json"}
+        self._weights = completion.weights()
+        self._weight = sum(self._weights, completion.fixed())
+        self._roles = completion.roles()
+        self._can_trim = bool(trim([Piece(role, 1) for role in self._roles], 0).dropped)
+        self._counted: dict[str, int] = {}
+        self._reshapes = 0
+        self.tokens = front.ratios.estimate(front.model_key(), self._weight)
+
+    def headers(self) -> dict[str, str]:
+        return self._headers
+
+    @property
+    def _param(self) -> str:
+        return "messages" if self._completion.chat else "prompt"
+
+    # -- what it costs, and whether it may go -------------------------------------------------------------------
+
+    async def measure(self, upstream: Upstream) -> None:
+        model = self._front.model_key()
+        if model in self._counted or self._weight.parts:
+            return
+        counted = await tokens.count(upstream, self._completion, self._headers)
+        if counted is not None:
+            self._counted[model] = counted
+            self._front.ratios.learn(model, self._weight, counted)
+
+    def refusal(self, *, admitted: bool) -> Refusal | None:
+        decision = admit(self._front.station.state.board, self._ask(admitted=admitted))
+        return self._refusal(decision) if decision.action is Action.REFUSE else None
+
+    async def shape(self, upstream: Upstream, *, admitted: bool) -> Refusal | None:
+        await self.measure(upstream)
+        self.dropped, completion = 0, self._completion
+        ask = self._ask(admitted=admitted)
+        decision = admit(self._front.station.state.board, ask)
+        if decision.action is Action.TRIM:
+            completion, kept, exact = await self._trimmed(upstream, ask.prompt_tokens, decision.limit)
+            self.dropped = len(self._roles) - len(completion.messages)
+            ask = Ask(kept, exact, False, ask.max_tokens, admitted)
+            decision = admit(self._front.station.state.board, ask)
+        if decision.action is Action.REFUSE:
+            return self._refusal(decision)
+        self.tokens = ask.prompt_tokens
+        self.capped = decision.capped
+        self.body = completion.upstream(decision.max_tokens)
+        return None
+
+    def _ask(self, *, admitted: bool) -> Ask:
+        model = self._front.model_key()
+        counted = self._counted.get(model)
+        cost = self._front.ratios.estimate(model, self._weight) if counted is None else counted
+        return Ask(cost, counted is not None, self._can_trim, self._completion.max_tokens, admitted)
+
+    async def _trimmed(self, upstream: Upstream, cost: int, limit: int) -> tuple[Completion, int, bool]:
+        """Drop old messages until the engine's own count fits: (request, tokens, whether the engine counted them)."""
+        keep = list(range(len(self._roles)))
+        completion, exact = self._completion, False
+        for left in reversed(range(_TRIM_ROUNDS)):
+            sizes = [_size(self._weights[index]) for index in keep]
+            fixed = _size(self._completion.fixed())
+            scale = cost / max(1.0, fixed + sum(sizes))
+            pieces = [
+                Piece(self._roles[index], math.ceil(size * scale)) for index, size in zip(keep, sizes, strict=True)
+            ]
+            result = trim(pieces, limit if left else 0, fixed=math.ceil(fixed * scale))
+            if not result.dropped:
+                break
+            keep = [keep[index] for index in result.keep]
+            completion = self._completion.with_messages(keep)
+            counted = None
+            if not self._weight.parts:
+                counted = await tokens.count(upstream, completion, self._headers)
+            cost, exact = (result.cost, False) if counted is None else (counted, True)
+            if cost <= limit:
+                break
+        return completion, cost, exact
+
+    def _refusal(self, decision: Decision) -> Refusal:
+        front = self._front
+        state = front.station.state
+        cost = self._ask(admitted=True).prompt_tokens
+        retry, language = front.retry_after(), front.settings.gateway.language
+        if decision.why is Why.TOO_LONG:
+            best = max(state.board.best_context, state.board.context)
+            return errors.too_long(tokens=cost, context=best, best=best, retry_s=0, param=self._param)
+        if decision.why is Why.TOO_LONG_NOW:
+            board, later = state.board, front.retry_after(RETRY_LEVEL_S)
+            return errors.too_long(
+                tokens=cost, context=board.context, best=board.best_context, retry_s=later, param=self._param
+            )
+        if decision.why is Why.PRESSURE:
+            return errors.pressure(tokens=cost, most=state.board.critical_prompt, retry_s=retry, language=language)
+        return errors.closed(reason=state.reason, message=state.worker.message, retry_s=retry, language=language)
+
+    # -- the engine's errors ------------------------------------------------------------------------------------
+
+    def reshape(self, said: EngineSaid) -> bool:
+        error = said.error
+        if self._reshapes >= _MOST_RESHAPES or not isinstance(error, dict) or not self._can_trim:
+            return False
+        counted = error.get("n_prompt_tokens")
+        if error.get("type") != "exceed_context_size_error" or not isinstance(counted, int) or counted <= self.tokens:
+            return False
+        # We had only an estimate, and the engine has just counted what we sent: scale the whole by that.
+        self._reshapes += 1
+        whole = self._ask(admitted=True).prompt_tokens
+        self._counted[self._front.model_key()] = math.ceil(whole * counted / max(1, self.tokens))
+        return True
+
+    def refused(self, said: EngineSaid) -> Refusal:
+        front = self._front
+        best = front.station.state.board.best_context
+        retry = front.retry_after(RETRY_LEVEL_S)
+        return errors.from_engine(said.status, said.error, best=best, retry_s=retry, param=self._param)
+
+    # -- the answer ---------------------------------------------------------------------------------------------
+
+    async def take(self, response: aiohttp.ClientResponse, carrier: Carrier) -> Result:
+        if response.status != 200:
+            return await engine_error(response)
+        passed = {name: response.headers[name] for name in _ANSWER_HEADERS if name in response.headers}
+        try:
+            if self._completion.stream:
+                return await self._relay(response, carrier, passed)
+            return await self._assemble(response, carrier, passed)
+        except EngineError as error:
+            return EngineSaid(_status_of(error.body), error.body)
+        except ValueError as error:
+            return EngineSaid(502, {"message": str(error), "type": "server_error"})
+
+    async def _relay(self, response: aiohttp.ClientResponse, carrier: Carrier, passed: dict[str, str]) -> Result:
+        relay = Relay()
+        headers = {**stream_headers(), **passed}
+        try:
+            async for data in response.content.iter_any():
+                out = relay.feed(data)
+                if out:
+                    await carrier.pass_on(out, status=200, headers=headers, content=relay.content)
+        except (aiohttp.ClientError, OSError):
+            if not relay.done:
+                raise
+        if relay.error is not None:
+            raise EngineError(relay.error)
+        closing = relay.closing()
+        if not relay.done:
+            if "finish_reason" not in closing:
+                raise aiohttp.ClientPayloadError("the stream ended early")
+            await carrier.pass_on(DONE, status=200, headers=headers)
+        self._learn(closing.get("usage"), closing.get("timings"))
+        return Finished()
+
+    async def _assemble(self, response: aiohttp.ClientResponse, carrier: Carrier, passed: dict[str, str]) -> Result:
+        assembler, splitter = Assembler(chat=self._completion.chat), Splitter()
+        async for data in response.content.iter_any():
+            for event in splitter.feed(data):
+                assembler.feed(event)
+            if assembler.done:
+                break
+        if not assembler.done and not assembler.finished:
+            raise aiohttp.ClientPayloadError("the stream ended early")
+        self._learn(assembler.usage, assembler.timings)
+        body = json.dumps(assembler.whole(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        headers = {**passed, **carrier.head(), "Content-Type": JSON_TYPE}
+        return Finished(web.Response(body=body, headers=headers))
+
+    def _learn(self, usage: Json, timings: Json) -> None:
+        """Take the engine's own figures from the end of an answer."""
+        prompt, answer = _figures(usage, timings)
+        counters, model = self._front.counters, self._front.model_key()
+        counters.add(TOKENS, prompt, kind="prompt")
+        counters.add(TOKENS, answer, kind="completion")
+        if not self.dropped and model not in self._counted:
+            self._front.ratios.learn(model, self._weight, prompt)
+
+
+def _size(weight: Weight) -> float:
+    """One number for a weight: bytes, with a part as the bytes that would cost as many tokens."""
+    return weight.size + weight.parts * PART_TOKENS / START_RATIO
+
+
+def _figures(usage: Json, timings: Json) -> tuple[int, int]:
+    """(prompt, answer) in tokens, 0 where unknown."""
+    if isinstance(usage, dict):
+        return _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    if isinstance(timings, dict):
+        return _count(timings, "prompt_n") + _count(timings, "cache_n"), _count(timings, "predicted_n")
+    return 0, 0
+
+
+def _count(figures: Object, key: str) -> int:
+    value = figures.get(key)
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def _status_of(error: Json) -> int:
+    """The HTTP status in an engine's error object; 500 if there is none."""
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code <= 599 else 500
+
+
+async def engine_error(response: aiohttp.ClientResponse) -> EngineSaid | Loss:
+    """The engine's error answer; a worker that is still loading is none, but a reason to wait."""
+    data = b""
+    async for piece in response.content.iter_any():
+        data += piece
+        if len(data) > _MOST_ERROR_BYTES:
+            break
+    try:
+        value: Json = json.loads(data)
+    except (ValueError, RecursionError):
+        value = data[:500].decode("utf-8", "replace")
+    error = value.get("error", value) if isinstance(value, dict) else value
+    if response.status == 503 and isinstance(error, dict) and error.get("type") == "unavailable_error":
+        return Loss.LOADING
+    return EngineSaid(response.status if response.status >= 400 else 502, error)

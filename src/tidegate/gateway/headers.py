@@ -1,0 +1,93 @@
+"""Which headers and paths go through, in either direction. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable
+from urllib.parse import unquote
+
+#: RFC 9110, 7.6.1, and what describes a message as it was framed on one connection.
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "expect",
+        "host",
+        "content-length",
+    }
+)
+#: The body was decoded when it was read, so what it was encoded as is not true any more.
+_REQUEST_ONLY = frozenset({"content-encoding"})
+#: Ours to write.
+_RESPONSE_ONLY = frozenset({"server", "date"})
+
+_ESCAPED_WORD = re.compile(r"%(?:3[0-9]|4[1-9A-Fa-f]|5[0-9Aa]|6[1-9A-Fa-f]|7[0-9Aa]|2[DdEeFf]|5[Ff])")
+
+
+def request_headers(headers: Iterable[tuple[str, str]], *, readable: bool) -> dict[str, str]:
+    """The client's headers for the worker; repeated ones are joined as RFC 9110 says.
+
+    ``readable`` drops ``Accept-Encoding``, for answers that we have to read ourselves.
+    """
+    dropped = _HOP_BY_HOP | _REQUEST_ONLY
+    if readable:
+        dropped = dropped | {"accept-encoding", "accept", "content-type"}
+    return _passed(headers, dropped)
+
+
+def response_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The worker's headers for the client."""
+    return _passed(headers, _HOP_BY_HOP | _RESPONSE_ONLY)
+
+
+def _passed(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> dict[str, str]:
+    found = [(name.lower(), name, value) for name, value in headers]
+    named = {
+        option.strip().lower() for lower, _, value in found if lower == "connection" for option in value.split(",")
+    }
+    passed: dict[str, str] = {}
+    names: dict[str, str] = {}
+    for lower, name, value in found:
+        # Ours are ours to say; and bytes that are no UTF-8 cannot be sent again.
+        if lower in dropped or lower in named or lower.startswith("x-tidegate-") or not _sendable(value):
+            continue
+        first = names.setdefault(lower, name)
+        passed[first] = f"{passed[first]}, {value}" if first in passed else value
+    return passed
+
+
+def plain_path(raw_path: str) -> str | None:
+    """The path of a request target without its query, if it means to us what it means to the worker.
+
+    None for a target that is no path (``*``, ``http://elsewhere/``), or that hides another path behind dots, doubled
+    slashes, backslashes, control characters or escapes of letters: what is admitted must be what is served.
+    """
+    path = raw_path.partition("?")[0]
+    if not path.startswith("/") or "#" in raw_path or not raw_path.isascii():
+        return None
+    plain = unquote(path, errors="replace")
+    if any(char < " " or char in "\\\x7f" for char in plain):
+        return None
+    tidy = posixpath.normpath(plain)
+    if tidy.startswith("//") or tidy + ("/" if plain.endswith("/") and tidy != "/" else "") != plain:
+        return None
+    # An escaped letter, digit, dash, dot, slash or underscore has no use but to disguise; a space or umlaut is fine.
+    if _ESCAPED_WORD.search(path):
+        return None
+    return plain
+
+
+def _sendable(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

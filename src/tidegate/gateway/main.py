@@ -1,0 +1,150 @@
+"""The gateway process: what it inherits, how it serves, how it stops."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from tidegate.errors import Exit
+from tidegate.gateway.app import Desk
+from tidegate.gateway.front import Front
+from tidegate.settings.model import LogSettings, Settings
+
+log = logging.getLogger(__name__)
+
+#: Seconds for what is in flight at a first TERM or INT; the guard's own stop message brings its own figure.
+STOP_S = 5.0
+#: Idle keep-alive connections are closed after this many seconds; a phone's browser comes back within a minute.
+KEEPALIVE_S = 75.0
+#: Seconds for the last bytes to clients when everything is broken off.
+FAREWELL_S = 1.0
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": record.created,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def set_up_logging(settings: LogSettings) -> None:
+    """Log to standard error as the settings say; unknown levels mean info."""
+    handler = logging.StreamHandler(sys.stderr)
+    if settings.format == "json":
+        handler.setFormatter(_JsonFormatter())
+    else:
+        formatter = logging.Formatter("%(asctime)s gateway %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+        formatter.converter = time.gmtime
+        handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(getattr(logging, settings.level.upper(), logging.INFO))
+
+
+class Process:
+    """Serves ``sockets`` until told to stop."""
+
+    def __init__(self, settings: Settings, socket_path: str, sockets: Sequence[socket.socket]) -> None:
+        self._settings = settings
+        self._socket_path = socket_path
+        self._sockets = sockets
+        self._stop_within: asyncio.Future[float] | None = None
+        self._at_once = asyncio.Event()
+
+    async def run(self) -> None:
+        """From the first request taken to the last answer given."""
+        loop = asyncio.get_running_loop()
+        self._stop_within = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        front = Front(self._settings, self._socket_path, self.stop)
+        desk = Desk(front)
+        server = web.Server(
+            desk.handle, handler_cancellation=True, access_log=None, keepalive_timeout=KEEPALIVE_S, lingering_time=0
+        )
+        runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=FAREWELL_S)
+        await runner.setup()
+        sites = [web.SockSite(runner, sock) for sock in self._sockets]
+        link = loop.create_task(front.run())
+        for site in sites:
+            await site.start()
+        # What was imported and built up to here stays for good: keep the collector from walking it again and again.
+        gc.collect()
+        gc.freeze()
+        try:
+            seconds = await self._stop_within
+            for site in sites:
+                await site.stop()
+            front.stop()
+            await self._finish(desk, seconds)
+            front.break_off()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    await desk.idle.wait()
+        finally:
+            await runner.cleanup()
+            await front.close()
+            link.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await link
+
+    def stop(self, seconds: float) -> None:
+        """Take nothing new and end when what is in flight has ended, within ``seconds``; a second call ends at once."""
+        assert self._stop_within is not None
+        if self._stop_within.done():
+            self._at_once.set()
+        else:
+            log.info("stopping within %g s", seconds)
+            self._stop_within.set_result(seconds)
+
+    def _signalled(self) -> None:
+        self.stop(STOP_S)
+
+    async def _finish(self, desk: Desk, seconds: float) -> None:
+        waits = [asyncio.ensure_future(desk.idle.wait()), asyncio.ensure_future(self._at_once.wait())]
+        _, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+
+
+def main(argv: Sequence[str]) -> Exit:
+    """``--settings-fd N --listen-fd M [--listen-fd M2] --socket PATH``: the guard's way of starting it."""
+    parser = argparse.ArgumentParser(prog="python -m tidegate.gateway")
+    parser.add_argument("--settings-fd", type=int, required=True, help="where the settings are read from, as JSON")
+    parser.add_argument("--listen-fd", type=int, required=True, action="append", help="a listening socket")
+    parser.add_argument("--socket", required=True, help="path of the guard's socket")
+    options = parser.parse_args(argv)
+    try:
+        with os.fdopen(options.settings_fd, "rb") as file:
+            settings = Settings.from_json(json.load(file))
+        sockets = [socket.socket(fileno=number) for number in options.listen_fd]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"cannot start the gateway: {error}", file=sys.stderr)
+        return Exit.CANNOT_START
+    for sock in sockets:
+        sock.setblocking(False)
+    set_up_logging(settings.log)
+
+    async def serve() -> None:
+        await Process(settings, options.socket, sockets).run()
+
+    asyncio.run(serve())
+    return Exit.FINE

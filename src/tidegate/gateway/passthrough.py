@@ -1,0 +1,116 @@
+"""Everything that is not ours: the engine's own API, passed on as it is, held while there is no worker."""
+
+from __future__ import annotations
+
+import json
+
+import aiohttp
+
+from tidegate.gateway import errors
+from tidegate.gateway.assemble import Json
+from tidegate.gateway.carry import Carrier, EngineSaid, Finished, Result
+from tidegate.gateway.completion import engine_error
+from tidegate.gateway.errors import Refusal
+from tidegate.gateway.front import RETRY_LEVEL_S, Front
+from tidegate.gateway.headers import response_headers
+from tidegate.gateway.openai import Weight
+from tidegate.gateway.upstream import Upstream
+from tidegate.policy.admission import Action, Ask, Why, admit
+
+#: POST routes of llama-server that make the model work, without their optional ``/v1``.
+_GENERATING = frozenset(
+    {
+        "/completion",
+        "/completions",
+        "/chat/completions",
+        "/embedding",
+        "/embeddings",
+        "/messages",
+        "/infill",
+        "/responses",
+        "/rerank",
+        "/reranking",
+        "/audio/transcriptions",
+        "/api/chat",
+        "/api/generate",
+        "/api/embed",
+    }
+)
+
+
+def generates(method: str, path: str) -> bool:
+    """A request like this takes one of the worker's places."""
+    return method == "POST" and path.removeprefix("/v1") in _GENERATING
+
+
+def wants_stream(body: bytes) -> bool:
+    """The body asks for a stream, in the way that all surfaces of the engine have in common."""
+    if b'"stream"' not in body:
+        return False
+    try:
+        value: Json = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and value.get("stream") is True
+
+
+class PassJob:
+    """See :class:`tidegate.gateway.carry.Job`. Its cost is an estimate from bytes, so length never refuses it."""
+
+    dropped = 0
+    capped = False
+
+    def __init__(
+        self, front: Front, method: str, target: str, headers: dict[str, str], body: bytes, *, counted: bool
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.counted = counted
+        self.body = body
+        self._front = front
+        self._headers = headers
+        self._weight = Weight(len(body))
+        self._rewrite = target.startswith("/v1/") and not target.startswith("/v1/messages")
+        self.tokens = front.ratios.estimate(front.model_key(), self._weight) if counted else 0
+
+    def headers(self) -> dict[str, str]:
+        return self._headers
+
+    async def measure(self, upstream: Upstream) -> None:
+        return
+
+    def refusal(self, *, admitted: bool) -> Refusal | None:
+        front = self._front
+        state = front.station.state
+        decision = admit(state.board, Ask(self.tokens, False, False, admitted=admitted))
+        if decision.action is not Action.REFUSE:
+            return None
+        retry, language = front.retry_after(), front.settings.gateway.language
+        if decision.why is Why.PRESSURE:
+            most = state.board.critical_prompt
+            return errors.pressure(tokens=self.tokens, most=most, retry_s=retry, language=language)
+        return errors.closed(reason=state.reason, message=state.worker.message, retry_s=retry, language=language)
+
+    async def shape(self, upstream: Upstream, *, admitted: bool) -> Refusal | None:
+        return self.refusal(admitted=admitted)
+
+    def reshape(self, said: EngineSaid) -> bool:
+        return False
+
+    def refused(self, said: EngineSaid) -> Refusal:
+        best = self._front.station.state.board.best_context
+        return errors.from_engine(said.status, said.error, best=best, retry_s=self._front.retry_after(RETRY_LEVEL_S))
+
+    async def take(self, response: aiohttp.ClientResponse, carrier: Carrier) -> Result:
+        kind = response.headers.get("Content-Type", "")
+        plain = "Content-Encoding" not in response.headers
+        readable = response.status >= 400 and plain and kind.startswith("application/json")
+        if readable and (self._rewrite or response.status == 503):
+            return await engine_error(response)
+        headers = response_headers(response.headers.items())
+        if "Content-Length" in response.headers and self.method != "HEAD" and not carrier.client.begun:
+            headers["Content-Length"] = response.headers["Content-Length"]
+        async for data in response.content.iter_any():
+            await carrier.pass_on(data, status=response.status, headers=headers)
+        await carrier.pass_on(b"", status=response.status, headers=headers)
+        return Finished()

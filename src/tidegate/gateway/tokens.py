@@ -1,0 +1,87 @@
+"""What a prompt costs: counted by the engine, or estimated from bytes when it cannot say.
+
+The engine's own count takes 1.7 ms for a chat of 500 characters and 9 to 43 ms while it generates. Where there is none
+(no worker, a busy one, images) the ratio learned from earlier counts of the same model serves, with a margin: fixed
+heuristics are wrong by 60 % one way for English and 85 % the other way for Chinese.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+
+import aiohttp
+
+from tidegate.gateway.assemble import Json, Object
+from tidegate.gateway.openai import PART_TOKENS, Completion, Weight, encode
+from tidegate.gateway.upstream import Upstream
+
+#: Seconds that a count may take before the estimate serves.
+COUNT_S = 0.1
+#: Tokens a byte before anything was learned: JSON is 0.64, Chinese 0.55, English 0.21.
+START_RATIO = 0.65
+#: The estimate is this much above the learned average.
+MARGIN = 1.25
+_WEIGHT_OF_NEW = 0.2
+#: Texts below this say little about the ratio: the chat template's own tokens dominate.
+_LEARN_FROM_BYTES = 200
+
+#: What the engine's chat template sees; the rest of a request does not change the count.
+_PROMPT_KEYS = ("messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_format", "add_generation_prompt")
+
+
+class Ratios:
+    """Learned tokens a byte, by model. Pure."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, float] = {}
+
+    def estimate(self, model: str, weight: Weight) -> int:
+        """Tokens, rather too many than too few."""
+        known = self._known.get(model)
+        ratio = START_RATIO if known is None else known * MARGIN
+        return math.ceil(weight.size * ratio) + weight.parts * PART_TOKENS
+
+    def learn(self, model: str, weight: Weight, tokens: int) -> None:
+        """The engine counted ``tokens`` for a text of this weight."""
+        if weight.parts or weight.size < _LEARN_FROM_BYTES or tokens <= 0:
+            return
+        ratio = min(2.0, tokens / weight.size)
+        known = self._known.get(model, ratio)
+        self._known[model] = known + _WEIGHT_OF_NEW * (ratio - known)
+
+
+async def count(upstream: Upstream, completion: Completion, headers: dict[str, str]) -> int | None:
+    """The engine's own count of the prompt in tokens, or None if it cannot tell within 100 ms."""
+    if completion.chat:
+        target = "/v1/chat/completions/input_tokens"
+        asked: Object = {key: completion.body[key] for key in _PROMPT_KEYS if key in completion.body}
+    else:
+        prompt = completion.body.get("prompt")
+        if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
+            return len(prompt)
+        if not isinstance(prompt, str):
+            return None
+        target, asked = "/tokenize", {"content": prompt, "add_special": True}
+    answer = await _ask(upstream, target, asked, headers)
+    if completion.chat:
+        tokens = answer.get("input_tokens")
+        return tokens if isinstance(tokens, int) and tokens >= 0 else None
+    listed = answer.get("tokens")
+    return len(listed) if isinstance(listed, list) else None
+
+
+async def _ask(upstream: Upstream, target: str, body: Json, headers: dict[str, str]) -> Object:
+    """The engine's JSON object, empty if there is none in time."""
+    try:
+        async with asyncio.timeout(COUNT_S):
+            response = await upstream.request("POST", target, headers, encode(body))
+            async with response:
+                if response.status != 200:
+                    return {}
+                value: Json = json.loads(await response.read())
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RuntimeError):
+        # RuntimeError: the session was closed meanwhile, as its worker has just been replaced.
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,165 @@
+"""Connections to the worker: one client session a generation, and what is in flight on it.
+
+Every request has its own connection (``force_close``): a pooled one that the worker closed in the meantime cannot be
+told from a worker that died, and on a Unix socket a new one costs 0.1 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from tidegate.gateway.flight import Loss
+from tidegate.gateway.state import GuardState, Station, Worker
+from tidegate.policy.admission import Gate
+
+#: Seconds to connect: the socket is local, so a longer wait means a full backlog.
+CONNECT_S = 5.0
+#: Seconds without a byte: a prefill of 4096 tokens at 10 tokens/s is 400 s.
+READ_S = 900.0
+
+_ONE_DEATH_S = 1.0
+
+_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+
+
+class Exchange:
+    """One request at the worker. ``aborted`` says why it was broken off by us; ``tokens`` is its prompt."""
+
+    def __init__(self, upstream: Upstream, task: asyncio.Task[Any], tokens: int) -> None:
+        self.upstream = upstream
+        self.task = task
+        self.tokens = tokens
+        self.aborted: Loss | None = None
+
+    def abort(self, loss: Loss) -> None:
+        """Break it off at once; its connection is closed before this loop turn ends."""
+        if self.aborted is None and not self.task.done():
+            self.aborted = loss
+            self.task.cancel()
+
+
+class Upstream:
+    """One generation of the worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.generation = worker.generation
+        self.url = worker.url
+        self.exchanges: set[Exchange] = set()
+        self._broke_at = -_ONE_DEATH_S
+        self._in_flight_when_it_broke = 0
+        connector: aiohttp.BaseConnector
+        if worker.url.startswith("unix:"):
+            connector = aiohttp.UnixConnector(worker.url.removeprefix("unix:"), limit=0, force_close=True)
+            self._base = "http://worker"
+        else:
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            self._base = worker.url.rstrip("/")
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            auto_decompress=False,
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=READ_S),
+            skip_auto_headers=_AUTO_HEADERS,
+        )
+
+    async def request(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> aiohttp.ClientResponse:
+        """Send a request; ``target`` is a raw path with query. The caller closes the response.
+
+        Raises:
+            aiohttp.ClientError, OSError, TimeoutError: as aiohttp does.
+        """
+        url = URL(self._base + target, encoded=True)
+        data = body if body or method not in ("GET", "HEAD") else None
+        return await self._session.request(method, url, data=data, headers=headers, allow_redirects=False)
+
+    def alone_at_death(self, now: float) -> bool:
+        """A connection broke at ``now`` (seconds): was it the only one? All that break within a second are one."""
+        if now - self._broke_at > _ONE_DEATH_S:
+            self._in_flight_when_it_broke = len(self.exchanges)
+            self._broke_at = now
+        return self._in_flight_when_it_broke == 1
+
+    async def close(self) -> None:
+        """Close the session and every connection on it."""
+        await self._session.close()
+
+
+class Pool:
+    """The sessions of all generations that still have something in flight, and the current one."""
+
+    def __init__(self, station: Station, changed: Callable[[], None]) -> None:
+        self._station = station
+        self._changed = changed
+        self._upstreams: list[Upstream] = []
+        self._closing: set[asyncio.Task[None]] = set()
+        station.listen(self._moved)
+
+    def current(self) -> Upstream:
+        """The session to the worker that the guard announced last."""
+        worker = self._station.state.worker
+        for upstream in self._upstreams:
+            if (upstream.generation, upstream.url) == (worker.generation, worker.url):
+                return upstream
+        upstream = Upstream(worker)
+        self._upstreams.append(upstream)
+        self._sweep()
+        return upstream
+
+    def started(self, upstream: Upstream, task: asyncio.Task[Any], tokens: int) -> Exchange:
+        """``task`` is a request at the worker from now on, until :meth:`ended`."""
+        exchange = Exchange(upstream, task, tokens)
+        upstream.exchanges.add(exchange)
+        self._changed()
+        return exchange
+
+    def ended(self, exchange: Exchange) -> None:
+        """The exchange is over and its connection closed."""
+        exchange.upstream.exchanges.discard(exchange)
+        self._sweep()
+        self._changed()
+
+    def in_flight(self, generation: int | None = None) -> int:
+        """How many requests are at the worker (of one generation, or of all)."""
+        return sum(len(up.exchanges) for up in self._upstreams if generation is None or up.generation == generation)
+
+    def prompt_tokens(self) -> int:
+        """The prompts in flight, in tokens."""
+        return sum(exchange.tokens for upstream in self._upstreams for exchange in upstream.exchanges)
+
+    def abort_all(self, loss: Loss) -> None:
+        """Break off everything in flight."""
+        for upstream in self._upstreams:
+            for exchange in list(upstream.exchanges):
+                exchange.abort(loss)
+
+    async def close(self) -> None:
+        """Close every session."""
+        for upstream in self._upstreams:
+            await upstream.close()
+        self._upstreams.clear()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def _moved(self, _: GuardState, after: GuardState) -> None:
+        if after.board.gate in (Gate.HOLD, Gate.REFUSE):
+            # `backoff` is what the guard says after a death that it did not order.
+            self.abort_all(Loss.DIED if after.worker.state == "backoff" else Loss.ORDERED)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Close the sessions of earlier generations that carry nothing any more."""
+        worker = self._station.state.worker
+        for upstream in list(self._upstreams):
+            if not upstream.exchanges and (upstream.generation, upstream.url) != (worker.generation, worker.url):
+                self._upstreams.remove(upstream)
+                task = asyncio.get_running_loop().create_task(upstream.close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
