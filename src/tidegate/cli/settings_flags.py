@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-from dataclasses import replace
 from typing import Any
 
 from tidegate.cli.demo_model import demo_model_path
+from tidegate.frozen import replace
 from tidegate.settings.load import Overrides, find_config, load_settings, read_config
 from tidegate.settings.model import Settings, WorkerSettings
 from tidegate.settings.table import SETTINGS

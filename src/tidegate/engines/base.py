@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tidegate.frozen import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
             ...
 
 
-@dataclass(frozen=True)
+@frozen
 class EngineCapabilities:
     """What a running engine can give back without a restart; used by the ladder and printed at start.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, dataclass, replace
+
+from tidegate.frozen import as_json, frozen, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ INEFFECTIVE = "ineffective"
 FAILED = "failed"
 
 
-@dataclass(frozen=True)
+@frozen
 class Action:
     """One step. ``time`` is Unix seconds; ``took_ms`` runs until the new worker is ready (or nothing is left)."""
 
@@ -30,7 +31,7 @@ class Action:
     result: str = PENDING
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(as_json(self))
 
 
 class ActionLog:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
+from tidegate.frozen import frozen
 from tidegate.guard.status import gateway_state, status_document
 from tidegate.policy.ladder import DRAIN_S, Step, StepKind
 from tidegate.worker.lifecycle import WorkerState
@@ -26,7 +26,7 @@ _MOST_PAUSE_S = 86400.0
 _ANSWER_WITHIN_S = 55.0
 
 
-@dataclass(frozen=True)
+@frozen
 class ContextOverride:
     """``keep_tokens`` of history are kept at every level until ``until`` (monotonic seconds)."""
 
@@ -34,7 +34,7 @@ class ContextOverride:
     until: float
 
 
-@dataclass(frozen=True)
+@frozen
 class _Waiter:
     """Somebody who waits for the end of a step. ``answer`` gets an error text, or "" once a worker is ready."""
 

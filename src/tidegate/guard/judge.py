@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
+from tidegate.frozen import frozen
 from tidegate.policy import forecast
 from tidegate.policy.diagnosis import Baseline, Diagnosis, diagnose, is_thrash
 from tidegate.policy.forecast import FillHistory, fill_rate
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidegate.settings.model import MemorySettings
 
 
-@dataclass(frozen=True)
+@frozen
 class WorkerFacts:
     """What the judgement depends on: whether a worker loads, and the bytes its profile is known to need."""
 

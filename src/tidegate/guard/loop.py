@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 
 from tidegate import engines
+from tidegate.frozen import replace
 from tidegate.guard.actions import EFFECTIVE, FAILED, INEFFECTIVE, Action, ActionLog
 from tidegate.guard.gateway_link import GatewayLink
 from tidegate.guard.judge import Judge, WorkerFacts

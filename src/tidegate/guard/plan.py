@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
+from tidegate.frozen import as_json, frozen
 from tidegate.settings.model import Settings
 
 TYPE_CHECKING = False
@@ -11,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-@dataclass(frozen=True)
+@frozen
 class ProfileBytes:
     """Planned bytes of one profile, prompt cache apart.
 
@@ -27,7 +26,7 @@ class ProfileBytes:
     entry: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """Everything the guard is started with. ``supervised``: a service manager restarts us, so the worker may outlive
     the guard; otherwise it dies with it. ``reload`` is the command that prints a new plan's settings and profiles."""
@@ -45,7 +44,7 @@ class Plan:
     supervised: bool
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "settings": self.settings.to_json()}
+        return {**as_json(self), "settings": self.settings.to_json()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 
+from tidegate.frozen import replace
 from tidegate.guard.plan import profiles_from_json
 from tidegate.guard.reactor import READ
 from tidegate.settings.model import Settings, changes

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tidegate.frozen import frozen
 from tidegate.host import capabilities, cgroup, cgroup_memory, meminfo, process, psi, vmstat
 from tidegate.host.errors import HostReadError
 from tidegate.policy import headroom
@@ -24,7 +23,7 @@ _MOST_PROCESSES = 4
 _RESOLVE_S = 30.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Look:
     """One reading of everything. ``worker`` is None while there is no worker; ``hot_file`` is bytes of its mapped
     weights that must stay resident."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
 
+from tidegate.frozen import as_json, frozen
 from tidegate.host.files import read_file
 
 
-@dataclass(frozen=True)
+@frozen
 class WorkerRecord:
     """A worker that was ready. ``argv`` is compared: one that was started differently is not ours any more."""
 
@@ -28,7 +28,7 @@ def save(path: str, record: WorkerRecord | None) -> str:
     temporary = f"{path}.new"
     try:
         with open(temporary, "w") as file:
-            json.dump(None if record is None else asdict(record), file)
+            json.dump(None if record is None else as_json(record), file)
         os.replace(temporary, path)
     except OSError as error:
         return f"cannot write {path}: {error.strerror}"

@@ -7,10 +7,10 @@ import signal
 import socket
 import threading
 import time
-from dataclasses import dataclass
 from functools import partial
 
 from tidegate.engines import llama_api
+from tidegate.frozen import frozen
 from tidegate.guard import state_file
 from tidegate.guard.reactor import READ
 from tidegate.host import process as host_process
@@ -40,7 +40,7 @@ _SETTLE_MOST_S = 0.5
 _MOST_SOCKET_PATH = 107
 
 
-@dataclass(frozen=True)
+@frozen
 class Owner:
     """What the guard's loop is asked and told. ``bytes_are_back`` is asked after the worker's last process ended."""
 

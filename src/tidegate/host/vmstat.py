@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tidegate.frozen import frozen
 from tidegate.host.files import number, read_file, rooted
 
 #: Counters that were split by kind in 4.9-5.9 (refaults) and are split by reclaimer (scan, steal): summed up here.
@@ -12,7 +11,7 @@ _SCAN = (b"pgscan_kswapd", b"pgscan_direct")
 _STEAL = (b"pgsteal_kswapd", b"pgsteal_direct")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VmStat:
     """Counts since boot: OOM kills (None before Linux 4.13), file pages refaulted, pages scanned and stolen."""
 

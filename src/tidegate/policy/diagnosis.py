@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from tidegate.frozen import frozen
 
 
 class Diagnosis(StrEnum):
@@ -16,7 +17,7 @@ class Diagnosis(StrEnum):
     ELSEWHERE = "elsewhere"
 
 
-@dataclass(frozen=True)
+@frozen
 class Baseline:
     """Use at the moment the worker became ready, in bytes."""
 
@@ -24,7 +25,7 @@ class Baseline:
     worker_bytes: int
 
 
-@dataclass(frozen=True)
+@frozen
 class StallWindow:
     """Reclaim evidence over the last seconds. Ratios are 0 to 1, rates are per second; None = cannot be read here.
 

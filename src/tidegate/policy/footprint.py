@@ -62,9 +62,10 @@ _NOISE = 16 << 20
 class Footprint:
     """What a worker will hold, in bytes.
 
-    ``weights_file``: mapped file pages, reclaimable but hot. ``weights_anon``: the engine's repacked copies (all weights
-    where they are not mapped). ``kv``: resident at once. ``compute``: reserved at start, resident from the first large
-    prompt on. ``overhead``: program, vocabulary, threads. The host prompt cache comes on top, up to the profile's bound.
+    ``weights_file``: mapped file pages, reclaimable but hot. ``weights_anon``: the engine's repacked copies, or all
+    weights where they are not mapped. ``kv``: resident at once. ``compute``: reserved at start, resident from the
+    first large prompt on. ``overhead``: program, vocabulary, threads. The host prompt cache comes on top, up to the
+    profile's bound.
     """
 
     weights_file: int

@@ -11,9 +11,9 @@ The rules that hold whatever the inputs (checked by property tests):
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from tidegate.frozen import frozen, replace
 from tidegate.policy.diagnosis import Diagnosis
 from tidegate.policy.level import Level
 
@@ -45,7 +45,7 @@ class StepKind(StrEnum):
     UNPARK = "unpark"
 
 
-@dataclass(frozen=True)
+@frozen
 class Step:
     """One action. ``profile`` is what runs afterwards (None: nothing); ``expected_bytes`` is what the nearest axis
     falls by once the old worker is gone; ``drain`` is seconds that requests in flight may still take."""
@@ -71,7 +71,7 @@ class WorkerPhase(StrEnum):
     BUSY = "busy"
 
 
-@dataclass(frozen=True)
+@frozen
 class Rung:
     """A profile and the bytes it is known to need, prompt cache apart (planned, then learned).
 
@@ -82,7 +82,7 @@ class Rung:
     hot_file: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class AxisUse:
     """One memory axis in bytes; ``worker`` is the worker's part of ``used``, ``counts_file`` whether hot mapped weights
     are part of it."""
@@ -94,7 +94,7 @@ class AxisUse:
     counts_file: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Tuning:
     """The settings that the ladder needs; ratios and seconds."""
 
@@ -104,7 +104,7 @@ class Tuning:
     step_up_after: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Situation:
     """What is known now. ``axes`` is nearest first; ``ratio`` and ``rate`` (bytes/s) are of the nearest axis;
     ``pressing`` is whether critical holds at this moment, not only by its hold time; ``quiet`` is nothing in flight."""
@@ -124,7 +124,7 @@ class Situation:
     rungs: tuple[Rung, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class LadderState:
     """What the ladder remembers. Times are monotonic seconds."""
 

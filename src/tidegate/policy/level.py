@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import IntEnum
+
+from tidegate.frozen import frozen, replace
 
 
 class Level(IntEnum):
@@ -24,7 +25,7 @@ class Level(IntEnum):
 LEAD_SAMPLES = 3
 
 
-@dataclass(frozen=True)
+@frozen
 class Lines:
     """Where the lines are: ratios of the nearest limit, ``hold`` and ``lead`` in seconds."""
 
@@ -35,7 +36,7 @@ class Lines:
     lead: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Reading:
     """What one look says. ``time`` is monotonic seconds; ``ratio`` is use of the nearest axis (may exceed 1);
     ``time_to_limit`` is the forecast in seconds (infinity when not rising)."""
@@ -47,7 +48,7 @@ class Reading:
     thrash: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class LevelState:
     """The level and what is needed to leave it. ``below_*`` is since when use has been released from that line."""
 

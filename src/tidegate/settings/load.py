@@ -7,10 +7,11 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tidegate.errors import Exit, TidegateError
+from tidegate.frozen import replace
 from tidegate.settings.model import (
     GatewaySettings,
     LogSettings,
@@ -212,7 +213,7 @@ def _reject_unknown(document: Mapping[str, Any], sections: Mapping[str, object],
 
 def _reject_unknown_environment(environ: Mapping[str, str]) -> None:
     known = {setting.env for setting in SETTINGS} | {"TIDEGATE_CONFIG"}
-    prefixes = tuple(f"TIDEGATE_{section.name}_".upper() for section in fields(Settings))
+    prefixes = tuple(f"TIDEGATE_{section}_".upper() for section in ("memory", "worker", "gateway", "log"))
     for name in environ:
         if name.startswith(prefixes) and name not in known:
             raise _unknown(f"${name}", name, sorted(known))

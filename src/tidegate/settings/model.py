@@ -1,19 +1,19 @@
 """The settings as the rest of tidegate sees them: frozen, checked, in bytes and seconds.
 
-This module is imported by the guard, so it needs nothing but :mod:`dataclasses`. Reading TOML, flags and the
+This module is imported by the guard, so it needs no module of the standard library. Reading TOML, flags and the
 environment is the launcher's work (:mod:`tidegate.settings.load`); the guard gets the result as JSON.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from tidegate.frozen import as_json, frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 
-@dataclass(frozen=True)
+@frozen
 class MemorySettings:
     """Where the two lines are drawn. Ratios are of the nearest limit; times are seconds; ``budget`` is bytes."""
 
@@ -26,7 +26,7 @@ class MemorySettings:
     budget: int | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Profile:
     """One shape the worker can run in.
 
@@ -46,7 +46,7 @@ class Profile:
     extra: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class WorkerSettings:
     """The engine and its profiles, best first. ``command`` is the engine's own program and leading arguments;
     ``engine`` "auto" is resolved by the launcher: xllamacpp if it is installed, else llama-server."""
@@ -59,7 +59,7 @@ class WorkerSettings:
     profiles: tuple[Profile, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class GatewaySettings:
     """The front door. Token counts are tokens; ``hold`` is how long a request may wait for a worker, in seconds."""
 
@@ -70,24 +70,24 @@ class GatewaySettings:
     language: str = "en"
 
 
-@dataclass(frozen=True)
+@frozen
 class LogSettings:
     level: str = "info"
     format: str = "text"
 
 
-@dataclass(frozen=True)
+@frozen
 class Settings:
     """Everything that can be set, with the defaults of the settings table."""
 
-    memory: MemorySettings = field(default_factory=MemorySettings)
-    worker: WorkerSettings = field(default_factory=WorkerSettings)
-    gateway: GatewaySettings = field(default_factory=GatewaySettings)
-    log: LogSettings = field(default_factory=LogSettings)
+    memory: MemorySettings = MemorySettings()
+    worker: WorkerSettings = WorkerSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    log: LogSettings = LogSettings()
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able copy; :meth:`from_json` gives the same settings back."""
-        return asdict(self)
+        return as_json(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Settings:
@@ -106,10 +106,10 @@ class Settings:
 def changes(old: Settings, new: Settings) -> list[str]:
     """``section.key: old -> new`` for every difference, for the log line of a reload."""
     found = []
-    for section in fields(Settings):
-        before, after = getattr(old, section.name), getattr(new, section.name)
-        for item in fields(before):
-            was, now = getattr(before, item.name), getattr(after, item.name)
+    for section in Settings.__match_args__:
+        before, after = getattr(old, section), getattr(new, section)
+        for item in before.__match_args__:
+            was, now = getattr(before, item), getattr(after, item)
             if was != now:
-                found.append(f"{section.name}.{item.name}: {was!r} -> {now!r}")
+                found.append(f"{section}.{item}: {was!r} -> {now!r}")
     return found

@@ -7,8 +7,9 @@ The diagram in docs/design.md is written from this machine by a test.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from tidegate.frozen import frozen
 
 #: Failures that are followed by an immediate new start; from the next one on the wait doubles.
 FREE_FAILURES = 2
@@ -40,7 +41,7 @@ class Gate(StrEnum):
     REFUSE = "refuse"
 
 
-@dataclass(frozen=True)
+@frozen
 class Spawn:
     """Start ``profile`` as ``generation`` and watch for its readiness."""
 
@@ -48,21 +49,21 @@ class Spawn:
     generation: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Terminate:
     """Send SIGTERM to ``generation``."""
 
     generation: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Kill:
     """SIGKILL everything of ``generation`` and let the kernel take its memory at once."""
 
     generation: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Arm:
     """(Re)start the one life-cycle timer: after ``seconds`` call the method that its ``name`` says."""
 
@@ -70,12 +71,12 @@ class Arm:
     seconds: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Disarm:
     """Stop the life-cycle timer."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Gone:
     """The old worker is gone and its memory is back; ``generation`` was it."""
 
@@ -85,7 +86,7 @@ class Gone:
 Effect = Spawn | Terminate | Kill | Arm | Disarm | Gone
 
 
-@dataclass(frozen=True)
+@frozen
 class Next:
     """What follows when the running worker is gone: a profile, or nothing (parked)."""
 
