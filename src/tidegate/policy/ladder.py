@@ -226,7 +226,8 @@ def clamp_prompt_cache(
 def _note(state: LadderState, now: Situation, tuning: Tuning) -> LadderState:
     over = now.ratio >= tuning.warn
     over_since = (state.over_since if state.over_since is not None else now.time) if over else None
-    settled = now.level is Level.NORMAL and now.time - now.level_since >= tuning.step_up_after
+    calm_since = now.level_since if state.last_action is None else max(now.level_since, state.last_action)
+    settled = now.level is Level.NORMAL and now.time - calm_since >= tuning.step_up_after
     if over_since == state.over_since and not (settled and (state.tried or state.park_delay != _PARK_DELAY_S)):
         return state
     if not settled:
