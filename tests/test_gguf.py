@@ -123,6 +123,18 @@ def test_attention_in_every_fourth_layer(folder: Path) -> None:
     assert model.state_size == 6 * (3 * (512 + 2 * 2 * 128) + 128 * 512) * 4
 
 
+def test_attention_and_state_in_every_layer(folder: Path) -> None:
+    """Falcon-H1."""
+    changes: dict[str, build.Meta] = {"ssm__conv_kernel": 4, "ssm__inner_size": 512, "ssm__state_size": 128}
+    model = read(folder, build.gguf(build.llama("falcon-h1", **changes)))
+    assert (model.n_head_kv[0], model.state_size) == (3, 30 * (3 * 512 + 128 * 512) * 4)
+
+
+def test_an_array_too_long_for_layers_is_passed_over(folder: Path) -> None:
+    model = read(folder, build.gguf(build.llama(attention__head_count_kv=[1] * 100_000)))
+    assert model.n_head_kv == (9,) * 30
+
+
 @pytest.mark.parametrize(
     ("changes", "state"),
     [
@@ -219,8 +231,9 @@ def test_negative_and_repeated_keys(folder: Path) -> None:
 def test_a_tensor_beyond_the_end_is_a_truncated_download(folder: Path) -> None:
     why = "tensor 'output_norm.weight' ends beyond the file's end, it is truncated or damaged"
     assert refusal(folder, SMALL[:-1]) == why
-    overflow = build.tensor("t", (HUGE, HUGE, HUGE, 2), build.F32_TYPE, HUGE)
-    assert refusal(folder, build.gguf(build.llama(), [overflow])).startswith("tensor 't' ends beyond")
+    for shape, offset in (((HUGE, HUGE, HUGE, 2), HUGE), ((1 << 32, 1 << 32), 0), ((1,), (1 << 64) - 4)):
+        overflow = build.tensor("t", shape, build.F32_TYPE, offset)
+        assert refusal(folder, build.gguf(build.llama(), [overflow])).startswith("tensor 't' ends beyond")
 
 
 def test_every_truncation_is_an_error(folder: Path) -> None:
@@ -305,6 +318,12 @@ def test_no_file_costs_much_time_or_memory(folder: Path, front: bytes, size: int
             read_gguf(path)
         best = min(best, time.process_time() - start)
     assert best < 0.2
+
+
+def test_metadata_without_end(folder: Path) -> None:
+    front = build.header(keys=2) + raw("k", build.ARRAY, array(build.U64, 9 << 20))
+    with pytest.raises(TidegateError, match="its metadata is longer than 64 MiB"):
+        read_gguf(sparse(folder, front, 1 << 30))
 
 
 @pytest.mark.parametrize(("front", "size"), COSTLY[1:])

@@ -54,7 +54,7 @@ _WANTED = frozenset(
 
 # llama.cpp writes the sliding-window period of these into its code, not into the file: (period, the full layer is the
 # first of a period). A period of 0 is "every layer slides". Other architectures ignore the window key unless the file
-# has a pattern (phi3 turns it off), so they are planned with full attention.
+# has a pattern (llama, phi3), so they are planned with full attention.
 _SWA_PERIODS = {
     "afmoe": (4, False),
     "cohere2": (4, False),
@@ -238,7 +238,7 @@ def _kv_heads(facts: _Facts, architecture: str, layers: int, n_head: int) -> tup
 
 def _swa_layers(facts: _Facts, architecture: str, layers: int, window: int) -> tuple[bool, ...]:
     """llama_hparams::set_swa_pattern: of a period, all but the last (or the first) layer slide."""
-    if window == 0 or architecture == "phi3":
+    if window == 0:
         return (False,) * layers
     pattern = facts.pattern("attention.sliding_window_pattern")
     period, dense_first = _SWA_PERIODS.get(architecture, (1, False))

@@ -124,8 +124,9 @@ def run(code: str) -> str:
 def test_the_readers_import_little() -> None:
     code = """
 import tidegate.host.capabilities, tidegate.host.swap, tidegate.host.cgroup_memory, tidegate.host.meminfo
-import tidegate.gguf, tidegate.policy.footprint, tidegate.policy.headroom
-big = {"typing", "pathlib", "logging", "asyncio", "subprocess", "argparse", "json", "tomllib", "threading", "socket"}
+import tidegate.policy.headroom, tidegate.host.process
+big = {"typing", "pathlib", "logging", "asyncio", "subprocess", "argparse", "json", "tomllib", "threading", "socket",
+       "dataclasses", "inspect"}
 print(sorted(big & set(sys.modules)))
 """
     assert run(code) == "[]"

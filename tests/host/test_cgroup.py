@@ -72,10 +72,10 @@ def test_proc_cgroups_has_no_say(tree: Tree) -> None:
     tree.write("proc/cgroups", "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t0\t9\t1\n")
     tree.group("/a")
     tree.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+    (tree.root / "sys/fs/cgroup/a/memory.current").unlink()
     assert tree.find("0::/a\n").memory
     tree.write("sys/fs/cgroup/cgroup.controllers", "cpu\n")
     tree.write("proc/cgroups", "memory\t0\t9\t1\n")
-    (tree.root / "sys/fs/cgroup/a/memory.current").unlink()
     assert not tree.find("0::/a\n").memory
 
 
@@ -114,6 +114,7 @@ def test_a_container_without_a_namespace_by_mountinfo(tree: Tree) -> None:
     tree.write("proc/self/mountinfo", "41 31 0:38 /docker/ab\\040c /sys/fs/cgroup ro - cgroup2 cgroup rw\n")
     tree.group("", memory_max="500")
     tree.group("/w")
+    tree.group("/ab c")  # one inside with the name of the one that is mounted
     assert tree.find("0::/docker/ab c\n").group == "/"
     found = tree.find("0::/docker/ab c/w\n")
     assert found.chain() == ("/w", "/")

@@ -65,7 +65,7 @@ def test_a_zombie_has_no_memory() -> None:
 
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: b"RssAnon:" + tail))
 def test_garbage_never_raises(data: bytes) -> None:
-    memory = parse_status(data)
+    memory = parse_status(data + b"\nVmSwap: " + b"9" * 5000 + b" kB")  # int() refuses so many digits
     assert min(memory.rss_anon, memory.rss_file, memory.swap, memory.threads) >= 0
     parse_stat(data)
 
@@ -111,6 +111,14 @@ def test_no_descriptor_is_lost_over_a_thousand_looks() -> None:
         assert files.read() is not None
         files.close()
         assert ProcessFiles.open(0) is None
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_pid_used_again_between_two_opens_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = iter([5, 6])
+    monkeypatch.setattr("tidegate.host.process.read_process_id", lambda pid, root: ProcessId(pid, next(starts)))
+    before = len(os.listdir("/proc/self/fd"))
+    assert ProcessFiles.open(os.getpid()) is None
     assert len(os.listdir("/proc/self/fd")) == before
 
 

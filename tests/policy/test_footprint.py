@@ -131,6 +131,23 @@ def test_slots(smol: GgufModel) -> None:
     assert kv_bytes(smol, 600, 3, unified=True) == 2048 * 23040
 
 
+def test_slots_with_a_window(gemma: GgufModel) -> None:
+    """A row of one layer is 1 KiB: 3 full layers, 15 that slide over 512 tokens (a slot) and the micro-batch."""
+    assert kv_bytes(gemma, 2048, 2, ubatch=128) == (3 * 4096 + 15 * 2 * 768) * 1024
+    assert kv_bytes(gemma, 2048, 2, ubatch=128, unified=True) == (3 * 4096 + 15 * 1280) * 1024
+
+
+def test_sliding_layers_may_have_heads_of_another_size(folder: Path) -> None:
+    meta = build.llama(
+        "gemma3",
+        block_count=6,
+        attention__sliding_window=512,
+        attention__key_length_swa=32,
+        attention__value_length_swa=16,
+    )
+    assert kv_bytes_per_token(model(folder, meta)) == 3 * 2 * (5 * (32 + 16) + 64 + 64)
+
+
 def test_layers_without_keys_cost_nothing(folder: Path) -> None:
     heads = [3 if layer % 5 == 0 else 0 for layer in range(30)]
     assert kv_bytes(model(folder, build.llama(attention__head_count_kv=heads)), 256) == 256 * 6 * 2 * 3 * 64 * 2

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.frozen import replace
 from tidegate.host.cgroup_memory import GroupReading
 from tidegate.host.meminfo import MemInfo
 from tidegate.policy.headroom import Axis, axes, budget_axis, commit_axis, group_axis, headroom, nearest, system_axis

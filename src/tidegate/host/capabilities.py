@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from dataclasses import dataclass
 
+from tidegate.frozen import frozen
 from tidegate.host import syscalls
 from tidegate.host.cgroup import Hierarchy, find_hierarchy
 from tidegate.host.process import read_oom_score_adj, write_oom_score_adj
@@ -29,7 +29,7 @@ _WINDOW_US = 1_000_000
 _FUTURE_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Capabilities:
     """True: tried, and it works.
 

@@ -7,9 +7,9 @@ Judged by cgroup.controllers and by the memory.* files that are there, never by 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from enum import StrEnum
 
+from tidegate.frozen import frozen
 from tidegate.host.files import read_file, rooted
 
 # Deeper than any real tree; a hostile or looping mount must not make the chain endless.
@@ -25,7 +25,7 @@ class CgroupKind(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Hierarchy:
     """Where a process is.
 
@@ -66,7 +66,7 @@ class Hierarchy:
 _NOWHERE = Hierarchy(CgroupKind.NONE, memory=False, mount="", group="/", unified=None)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Mount:
     root: str  # the part of the hierarchy that is mounted, "/" for all of it
     point: str

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
+from tidegate.frozen import frozen
 from tidegate.host.files import HeldFile, number, read_file, read_number, read_word
 
 TYPE_CHECKING = False
@@ -37,7 +37,7 @@ _V1_KEYS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupLimit:
     """A group that has a limit: ``limit`` bytes, set in the file (or memory.stat key) ``limit_name``."""
 
@@ -46,7 +46,7 @@ class GroupLimit:
     limit_name: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupReading:
     """One look at a group with its descendants; sizes in bytes >= 0.
 

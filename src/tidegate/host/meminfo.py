@@ -5,8 +5,7 @@ Read every 10 ms when the water is high, so the parser is one pass and keeps onl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tidegate.frozen import frozen
 from tidegate.host.errors import HostReadError
 from tidegate.host.files import HeldFile, read_file, read_number, rooted
 
@@ -38,7 +37,7 @@ _MOST_KB = 1 << 50
 _WRAPPED_KB = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemInfo:
     """One look at the system's memory. All numbers are bytes >= 0; a line the kernel does not have is 0.
 

@@ -7,8 +7,8 @@ hold for seconds, so they are never read here.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
+from tidegate.frozen import frozen
 from tidegate.host.files import HeldFile, number, read_file, rooted
 
 OOM_SCORE_ADJ_MIN = -1000
@@ -20,7 +20,7 @@ _PPID_FIELD = 4
 _START_FIELD = 22
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProcessId:
     """A process for good: pids are used again, (pid, start time in clock ticks since boot) is not."""
 
@@ -28,7 +28,7 @@ class ProcessId:
     start_time: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProcessMemory:
     """Resident memory by kind and swap, in bytes >= 0; ``state`` is the letter of /proc (R, S, D, Z ..).
 

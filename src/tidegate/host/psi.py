@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
 
+from tidegate.frozen import frozen
 from tidegate.host.files import HeldFile, number, read_file, rooted
 
 # Without CAP_SYS_RESOURCE a trigger's window must be a multiple of 2 s (psi_trigger_create, kernel/sched/psi.c, 6.4+).
 UNPRIVILEGED_WINDOW_US = 2_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pressure:
     """Stall shares in percent (0 to 100, 10 s average) and total stall times in microseconds since boot.
 

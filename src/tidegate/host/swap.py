@@ -6,12 +6,12 @@ zram "swap" is RAM: the pages are compressed, not gone. Its free space is no hea
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
+from tidegate.frozen import frozen
 from tidegate.host.files import number, read_file, rooted
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SwapArea:
     """One line of /proc/swaps; ``size`` and ``used`` in bytes, ``kind`` "partition" or "file".
 

@@ -7,7 +7,7 @@ over the weights goes from 5 to 190 ms at 92 %. So the worker's hot mapped weigh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tidegate.frozen import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ BUDGET = "budget"
 COMMIT = "commit"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Axis:
     """One way to run out: "system", "cgroup:/path", "budget" or "commit". All sizes are bytes >= 0.
 
