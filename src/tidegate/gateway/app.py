@@ -62,7 +62,15 @@ class Desk:
         }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Any request at all."""
+        """Any request at all; a mistake of ours is a 500 in the shape that clients read."""
+        try:
+            return await self._handle(request)
+        except Exception:
+            log.exception("cannot answer a request")
+            text = "cannot answer: a mistake in the gateway, see its log"
+            return refusal_response(Refusal(500, text, "server_error", None))
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         path = plain_path(request.raw_path)
         if path is None or request.method not in _METHODS:
             status = 400 if path is None else 405

@@ -48,6 +48,9 @@ class Assembler:
             self.done = True
             return
         chunk = json.loads(data)
+        if chunk is None:
+            # b11434 puts a `data: null` between the answers to several prompts.
+            return
         if not isinstance(chunk, dict):
             raise ValueError("cannot read the engine's stream: a chunk is no object")
         if "error" in chunk:

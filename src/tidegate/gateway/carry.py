@@ -199,7 +199,14 @@ class Carrier:
         self.flight.sent()
         task = self.front.loop.create_task(self._exchange(upstream))
         exchange = pool.started(upstream, task, job.tokens)
-        task.add_done_callback(lambda _: pool.ended(exchange))
+
+        def over(task: asyncio.Task[Result]) -> None:
+            pool.ended(exchange)
+            if not task.cancelled():
+                # Its error is looked at here too: nobody else does after the client has gone.
+                task.exception()
+
+        task.add_done_callback(over)
         try:
             await self._accompany(task)
         finally:

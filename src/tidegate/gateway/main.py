@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from tidegate.errors import Exit
 from tidegate.gateway.app import Desk
@@ -45,6 +46,17 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(entry)
 
 
+class _NoHttpTracebacks(logging.Filter):
+    """A port scanner's bytes are one line in the log and not thirty."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
+            record.msg, record.args = "a client sent what is no HTTP: %s", (" ".join(error.message.split()),)
+        return True
+
+
 def set_up_logging(settings: LogSettings) -> None:
     """Log to standard error as the settings say; unknown levels mean info."""
     handler = logging.StreamHandler(sys.stderr)
@@ -54,6 +66,7 @@ def set_up_logging(settings: LogSettings) -> None:
         formatter = logging.Formatter("%(asctime)s gateway %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
         formatter.converter = time.gmtime
         handler.setFormatter(formatter)
+    logging.getLogger("aiohttp.server").addFilter(_NoHttpTracebacks())
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(getattr(logging, settings.level.upper(), logging.INFO))

@@ -25,7 +25,7 @@ class Splitter:
             ValueError: an event is larger than :data:`MOST_EVENT_BYTES`.
         """
         self._rest += data
-        if b"\r" in data:
+        if b"\r" in self._rest:
             # A CRLF may be cut in two: leave a trailing CR for the next piece.
             tail = b"\r" if self._rest.endswith(b"\r") else b""
             self._rest = self._rest[: len(self._rest) - len(tail)].replace(b"\r\n", b"\n") + tail
