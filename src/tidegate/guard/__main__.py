@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 if __name__ == "__main__":
@@ -27,8 +28,6 @@ from tidegate.guard.server import Server
 from tidegate.host import process as host_process
 from tidegate.host import syscalls
 
-import signal  # isort: skip
-
 #: Below the board's own jobs (-1000), above everything else.
 _OOM_SCORE_ADJ = -900
 
@@ -37,6 +36,9 @@ def main(plan_fd: int) -> int:
     """Guard until told to stop; the exit code."""
     with os.fdopen(plan_fd, "rb") as file:
         plan = Plan.from_json(json.load(file))
+    # They came through our exec; the worker must not keep the lock or the port when we are gone.
+    for fd in (plan.lock_fd, *plan.listen_fds):
+        os.set_inheritable(fd, False)
     notifier = Notifier(os.environ)
     settings = plan.settings
     log = Log(level=settings.log.level, format=settings.log.format, journal=notifier.active)

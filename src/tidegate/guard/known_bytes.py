@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from tidegate.guard.plan import ProfileBytes
     from tidegate.settings.model import Profile
 
+#: Below this an excess of anonymous memory is the plan's own error and not repacked weights.
+_NOISE = 16 << 20
+
 
 class KnownBytes:
     """Known bytes are what a profile needs when ready and after one full prefill, prompt cache apart."""
@@ -29,6 +32,18 @@ class KnownBytes:
         if name in self._planned:
             assert name is not None
             self._learned[name] = max(measured + self._planned[name].compute, self._learned.get(name, 0))
+
+    def cold_file(self, name: str | None, ready_bytes: int) -> int:
+        """Bytes of mapped weights that the engine does not read again, from its ``ready_bytes`` (anonymous, shared).
+
+        What is there above the planned KV and buffers is the engine's repacked copy of its weights; the mapped
+        originals of that many bytes are cold.
+        """
+        planned = self._planned.get(name or "")
+        if planned is None:
+            return 0
+        excess = ready_bytes - (planned.known - planned.compute - planned.cold_file)
+        return min(excess, planned.file) if excess >= _NOISE else 0
 
     def observe(self, name: str | None, measured: int, *, cached: bool) -> None:
         """A look at a running worker. Only without a prompt cache is all of ``measured`` the profile's own."""

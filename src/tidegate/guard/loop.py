@@ -200,12 +200,20 @@ class Guard:
         loading = life.state is WorkerState.STARTING
         if self.judge.observe(now, WorkerFacts(loading, self.known.of(life.profile))):
             self._say_level()
-            self.on_change()
+            self._announce()
         if life.state is WorkerState.READY and self.judge.last.worker is not None:
             self.known.observe(life.profile, self.judge.worker_bytes, cached=self.worker.prompt_cache > 0)
         if not self._stopping:
             self._decide(now)
         self._look_again()
+
+    def _announce(self) -> None:
+        """Tell the gateway, those who wait, and the service manager what changed."""
+        self.on_change()
+        life, near = self.worker.life, self.judge.nearest
+        shape = life.profile or "nothing"
+        level = self.judge.level.level.label
+        self._notifier.status(f"{level}: {shape} {life.state.value}, {near.ratio:.0%} of {near.name} in use")
 
     def _look_again(self) -> None:
         pause = forecast.next_look(self.judge.nearest.available, self.settings.memory.interval, rest=self.at_rest)
@@ -328,14 +336,15 @@ class Guard:
                 self.reactor.after("undrained", 0.0, lambda: self.worker.drained(life.generation))
             case _:
                 pass
-        self.on_change()
+        self._announce()
         self._look_again()
         self._end_if_over()
 
     def _worker_is_ready(self) -> None:
         profile = self.worker.life.profile
-        planned = self.plan.profiles.get(profile or "")
-        self.sensors.follow(self.worker.pid, cold_file=planned.cold_file if planned else 0)
+        self.sensors.follow(self.worker.pid)
+        self.judge.glance(self.reactor.clock())
+        self.sensors.cold_file = self.known.cold_file(profile, self.judge.worker_bytes)
         self.judge.worker_is_ready(self.reactor.clock())
         self.known.ready(profile, self.judge.worker_bytes)
         took = self._step_is_over()

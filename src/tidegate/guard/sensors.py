@@ -36,7 +36,8 @@ class Look:
 
 
 class Sensors:
-    """``root`` is where /proc and the cgroup mounts are; ``budget`` is bytes or None."""
+    """``root`` is where /proc and the cgroup mounts are; ``budget`` is bytes or None; ``cold_file`` is bytes of the
+    followed worker's mapped weights that it does not read again."""
 
     def __init__(self, *, root: str = "/", budget: int | None = None) -> None:
         self._root = root
@@ -49,7 +50,7 @@ class Sensors:
         self._resolved = 0.0
         self._strict_commit = meminfo.read_overcommit(root) == 2
         self._processes: tuple[process.ProcessFiles, ...] = ()
-        self._cold_file = 0
+        self.cold_file = 0
         self._pressure = psi.pressure_path(root)
         self._pressure_file = psi.HeldPressure.open(self._pressure)
         self._stall_points: list[tuple[float, int, vmstat.VmStat | None]] = []
@@ -83,13 +84,12 @@ class Sensors:
             words.append("budget")
         return words
 
-    def follow(self, pid: int | None, *, cold_file: int = 0) -> None:
-        """Read the worker ``pid`` and its children from now on; None: there is no worker. ``cold_file`` is bytes of
-        mapped weights that the engine does not read again."""
+    def follow(self, pid: int | None) -> None:
+        """Read the worker ``pid`` and its children from now on; None: there is no worker."""
         for files in self._processes:
             files.close()
         self._processes = ()
-        self._cold_file = cold_file
+        self.cold_file = 0
         if pid is None:
             return
         pids = (pid, *process.find_children(pid, self._root))[:_MOST_PROCESSES]
@@ -103,7 +103,7 @@ class Sensors:
         except HostReadError:
             self.failures += 1
         worker = self._read_worker()
-        hot = max(0, worker.rss_file - self._cold_file) if worker is not None else 0
+        hot = max(0, worker.rss_file - self.cold_file) if worker is not None else 0
         axes = headroom.axes(
             self._last_meminfo,
             self._read_groups(now),
