@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.harness import first_state
 from tidegate.gateway import errors
+from tidegate.gateway.assemble import Json
 from tidegate.gateway.errors import MOST_RETRY_AFTER_S, Refusal, Surface
 from tidegate.gateway.headers import plain_path, request_headers, response_headers
 from tidegate.gateway.openai import PART_TOKENS, InvalidRequestError, Weight, parse, weigh
@@ -109,7 +110,7 @@ def test_a_lone_surrogate_goes_on_as_it_came() -> None:
 
 
 def test_images_are_weighed_apart() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
+    image: Json = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
     weight = weigh({"role": "user", "content": [{"type": "text", "text": "look"}, image]})
     assert weight.parts == 1
     assert weight.size < 100

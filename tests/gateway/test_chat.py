@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import openai
@@ -183,10 +184,8 @@ def test_warn_takes_one_at_a_time(stage: Scene) -> None:
     stage.tell(level="warn")
     jobs = [Background(lambda: stage.chat(max_tokens=5)) for _ in range(4)]
     assert all(job.result().content == tokens(5) for job in jobs)
-    order = [entry["event"] for entry in engine.events("start") + engine.events("done")]
     times = sorted((e["time"], e["event"]) for e in engine.events("start") + engine.events("done"))
     assert [event for _, event in times] == ["start", "done"] * 4
-    assert len(order) == 8
 
 
 def test_normal_uses_every_slot_but_no_more(stage: Scene) -> None:
@@ -266,8 +265,8 @@ def test_first_come_first_served(stage: Scene) -> None:
     engine = stage.engine(1, "-np", "1")
     jobs = []
     for index in range(5):
-        jobs.append(Background(lambda index=index: stage.chat(max_tokens=1, user=f"u{index}")))
-        until(lambda index=index: stage.queued() == index + 1)
+        jobs.append(Background(partial(stage.chat, max_tokens=1, user=f"u{index}")))
+        until(partial(lambda count: stage.queued() == count, index + 1))
     stage.announce(1, slots=1)
     assert all(job.result().status == 200 for job in jobs)
     assert [body["user"] for body in engine.bodies()] == [f"u{index}" for index in range(5)]

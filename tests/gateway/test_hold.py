@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -81,11 +82,12 @@ def test_a_worker_that_is_still_loading_is_waited_for(stage: Scene) -> None:
     assert stage.chat(max_tokens=2).content == tokens(2)
 
 
-def test_a_request_that_kills_workers_alone_is_given_up(stage: Scene) -> None:
+@pytest.mark.parametrize("news", [{"state": "backoff"}, {"state": "starting", "generation": 2}])
+def test_a_request_that_kills_workers_alone_is_given_up(stage: Scene, news: dict[str, Any]) -> None:
     stage.start(1, "--fake-crash-word", "poison")
     job = Background(lambda: stage.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "poison"}]}))
     until(lambda: stage.engines[1].events("crash"))
-    stage.tell(gate="hold", worker={"state": "backoff"})
+    stage.tell(gate="hold", worker={"url": "", **news})
     stage.engine(2, "--fake-crash-word", "poison")
     stage.announce(2)
     reply = job.result()
@@ -93,6 +95,18 @@ def test_a_request_that_kills_workers_alone_is_given_up(stage: Scene) -> None:
     assert reply.error["code"] == "worker_crashed"
     assert "died 2 times" in reply.error["message"]
     assert reply.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("news", [{"state": "backoff"}, {"state": "starting", "generation": 2}])
+def test_the_news_of_a_death_may_come_before_the_broken_connection(stage: Scene, news: dict[str, Any]) -> None:
+    # A stopped process keeps its connections: only the guard's word tells.
+    job = Background(lambda: stage.chat(max_tokens=2))
+    for generation in (1, 2):
+        stage.engine(generation, "--fake-prefill-ms", "60000")
+        stage.announce(generation)
+        wait_tokens(stage, generation, 1)
+        stage.tell(gate="hold", worker={"url": "", **news, **({"generation": 3} if generation == 2 else {})})
+    assert job.result().error["code"] == "worker_crashed"
 
 
 def test_drain_lets_answers_end_and_says_when(stage: Scene) -> None:

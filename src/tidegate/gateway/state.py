@@ -17,7 +17,8 @@ from tidegate.policy.level import Level
 
 #: Worker states in which it answers requests.
 _ANSWERING = frozenset({"ready", "draining"})
-#: Worker states of an ordered end. After a death by itself the guard says `backoff` or goes on to the next generation.
+#: Worker states of an ordered end. After a death that nobody ordered the guard says `backoff`, or goes straight on to
+#: the next generation.
 _LEAVING = frozenset({"draining", "stopping"})
 _LEVELS = {level.label: level for level in Level}
 

@@ -137,8 +137,7 @@ class Pool:
     def abort_all(self, loss: Loss) -> None:
         """Break off everything in flight."""
         for upstream in self._upstreams:
-            for exchange in list(upstream.exchanges):
-                exchange.abort(loss)
+            self._abort(upstream, loss)
 
     async def close(self) -> None:
         """Close every session."""
@@ -150,9 +149,23 @@ class Pool:
 
     def _moved(self, _: GuardState, after: GuardState) -> None:
         if after.board.gate in (Gate.HOLD, Gate.REFUSE):
-            # `backoff` is what the guard says after a death that it did not order.
-            self.abort_all(Loss.DIED if after.worker.state == "backoff" else Loss.ORDERED)
+            now = asyncio.get_running_loop().time()
+            for upstream in self._upstreams:
+                if upstream.exchanges:
+                    self._abort(upstream, self._loss(upstream, after, now))
         self._sweep()
+
+    def _loss(self, upstream: Upstream, after: GuardState, now: float) -> Loss:
+        """What a closed gate means for what is in flight: an order, or the news of a death that nobody ordered."""
+        same = after.worker.generation == upstream.generation
+        if self._station.ordered_generation == upstream.generation or (same and after.worker.state != "backoff"):
+            return Loss.ORDERED
+        return Loss.DIED_ALONE if upstream.alone_at_death(now) else Loss.DIED
+
+    @staticmethod
+    def _abort(upstream: Upstream, loss: Loss) -> None:
+        for exchange in list(upstream.exchanges):
+            exchange.abort(loss)
 
     def _sweep(self) -> None:
         """Close the sessions of earlier generations that carry nothing any more."""
