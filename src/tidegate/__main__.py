@@ -9,6 +9,9 @@ from tidegate.cli.main import run
 
 def main() -> int:
     """Run the command line; the exit code."""
+    # Paths may hold bytes that are no text.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     return run(sys.argv[1:])
 
 

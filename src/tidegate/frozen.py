@@ -24,11 +24,17 @@ def frozen(cls: type[T]) -> type[T]:
     """Make ``cls`` a record of its annotated names, in order, with class attributes as defaults.
 
     Instances compare and hash by class and values, refuse assignment, and can be matched by position. Defaults are
-    shared between instances, so they must be immutable.
+    shared between instances, so they must be immutable. Unlike dataclasses, a subclass does not inherit fields.
+
+    Raises:
+        ValueError: a default that is a list, dict or set.
     """
     names = tuple(cls.__annotations__)
     places = frozenset(names)
     defaults = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
+    for name, default in defaults.items():
+        if default.__class__.__hash__ is None:
+            raise ValueError(f"default of {cls.__name__}.{name} can change, and would be shared")
 
     def __init__(self: Any, *values: Any, **named: Any) -> None:  # noqa: N807
         given = dict(zip(names, values, strict=False))
@@ -56,10 +62,12 @@ def frozen(cls: type[T]) -> type[T]:
     def __setattr__(self: Any, name: str, value: object) -> None:  # noqa: N807
         raise AttributeError(f"cannot assign to {name}: {cls.__name__} is frozen")
 
-    for method in (__init__, __eq__, __hash__, __repr__, __setattr__):
+    def __delattr__(self: Any, name: str) -> None:  # noqa: N807
+        raise AttributeError(f"cannot delete {name}: {cls.__name__} is frozen")
+
+    for method in (__init__, __eq__, __hash__, __repr__, __setattr__, __delattr__):
         setattr(cls, method.__name__, method)
-    cls.__delattr__ = lambda self, name: setattr(self, name, None)  # type: ignore[method-assign,assignment]
-    cls.__match_args__ = names  # type: ignore[attr-defined]
+    type.__setattr__(cls, "__match_args__", names)
     return cls
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import errno
 import fcntl
 import importlib.util
 import json
@@ -15,7 +16,7 @@ import shutil
 import socket
 import stat
 import sys
-from collections.abc import Callable
+from typing import Any
 
 import tidegate
 from tidegate.cli.planning import plan_profiles
@@ -28,6 +29,8 @@ from tidegate.settings.paths import run_directory
 
 #: Clients that may wait in the kernel while the gateway is busy or being started again.
 _BACKLOG = 512
+#: Socket paths have at most 107 bytes (unix(7)); "/worker-1234567.sock" is the longest name in the run directory.
+_MOST_DIRECTORY_BYTES = 107 - 20
 
 
 def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
@@ -80,8 +83,9 @@ def check_engine(worker: WorkerSettings) -> None:
     if worker.engine == "llama-server":
         program = worker.command[0] if worker.command else "llama-server"
         if shutil.which(program) is None:
+            what = f"{program} is not executable" if os.path.exists(program) else f"no program {program}"
             raise TidegateError(
-                f"cannot use engine llama-server: no program {program}",
+                f"cannot use engine llama-server: {what}",
                 hint="set worker.command, or pip install 'tidegate[demo]' for the xllamacpp engine",
             )
         return
@@ -100,8 +104,12 @@ def make_run_directory(path: str) -> str:
     """``path``, made if need be, owned by us and closed to others.
 
     Raises:
-        TidegateError: it cannot be made, is no directory, or is somebody else's.
+        TidegateError: it cannot be made, is no directory, is somebody else's, or its name leaves no room for sockets.
     """
+    if len(os.fsencode(path)) > _MOST_DIRECTORY_BYTES:
+        raise TidegateError(
+            f"cannot use run directory {path}: longer than {_MOST_DIRECTORY_BYTES} bytes, so sockets do not fit in it"
+        )
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         found = os.lstat(path)
@@ -109,6 +117,8 @@ def make_run_directory(path: str) -> str:
         raise TidegateError(f"cannot use run directory {path}: {error.strerror}") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise TidegateError(f"cannot use run directory {path}: it is not a directory of this user")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise TidegateError(f"cannot use run directory {path}: others can write to it", hint=f"chmod go-w {path}")
     return path
 
 
@@ -147,29 +157,39 @@ def listen(address: str) -> socket.socket:
     where = parse_listen(address)
     try:
         if isinstance(where, str):
-            return _listen_unix(where)
+            _clear_dead_socket(where)
+            return _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), where)
         family, kind, protocol, _, target = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         # A port in TIME_WAIT is free; one that somebody listens on is not, and still gives EADDRINUSE.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(target)
+        return _bound(listener, target)
+    except UnicodeError:
+        raise TidegateError(f"cannot listen on {address}: no such host name") from None
     except OSError as error:
-        raise TidegateError(f"cannot listen on {address}: {error.strerror or error}") from None
-    listener.listen(_BACKLOG)
-    return listener
+        hint = "choose another address with --listen" if error.errno == errno.EADDRINUSE else ""
+        raise TidegateError(f"cannot listen on {address}: {error.strerror or error}", hint=hint) from None
 
 
-def _listen_unix(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    _clear_dead_socket(path, listener.connect)
-    listener.bind(path)
-    listener.listen(_BACKLOG)
-    return listener
-
-
-def _clear_dead_socket(path: str, connect: Callable[[str], None]) -> None:
+def _bound(listener: socket.socket, target: Any) -> socket.socket:
     try:
-        connect(path)
+        listener.bind(target)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _clear_dead_socket(path: str) -> None:
+    """Remove the socket that an instance which did not end in order has left; anything else stays, and is in use."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            # A full backlog must not hold us; whoever has one is alive.
+            probe.setblocking(False)
+            probe.connect(path)
     except ConnectionRefusedError:
         os.unlink(path)
     except OSError:

@@ -43,7 +43,8 @@ def _read(profile: Profile) -> GgufModel:
         return read_gguf(profile.model)
     except TidegateError as error:
         hint = error.hint or ("tidegate model gets the demo model" if not os.path.exists(profile.model) else "")
-        raise TidegateError(f"{error.message}, of profile {profile.name!r}", hint=hint) from None
+        message = error.message.replace("cannot read model", f"cannot read the model of profile {profile.name!r},", 1)
+        raise TidegateError(message, hint=hint) from None
 
 
 def _bytes(model: GgufModel, profile: Profile) -> ProfileBytes:

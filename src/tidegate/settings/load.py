@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,10 @@ SYSTEM_CONFIG = "/etc/tidegate/tidegate.toml"
 #: A settings file is a page; a megabyte is a mistake (a log, a model).
 _MOST_FILE_BYTES = 1 << 20
 
+_SECTIONS = ("memory", "worker", "gateway", "log")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
+# What Kubernetes puts into every container for a service called tidegate or tidegate-gateway.
+_SERVICE_LINK = re.compile(r"TIDEGATE_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_[0-9]+_\w+)?)")
 _PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
@@ -59,10 +64,14 @@ def read_config(path: str) -> dict[str, Any]:
     if len(data) > _MOST_FILE_BYTES:
         raise TidegateError(f"cannot read settings {path}: larger than 1 MiB")
     try:
-        return tomllib.loads(data.decode())
+        # Editors of other systems write a byte order mark, which TOML does not know.
+        return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise TidegateError(f"cannot read settings {path}: not UTF-8 at byte {error.start}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise TidegateError(f"cannot read settings {path}: nested too deeply") from None
+    except ValueError as error:
+        # Not TOMLDecodeError alone: a number of 5000 digits is a bare ValueError.
         raise TidegateError(f"cannot read settings {path}: {error}") from None
 
 
@@ -77,8 +86,10 @@ def load_settings(
         TidegateError: "cannot use KEY = VALUE: why", with the nearest right name for an unknown key.
             Exit code 2 for a flag, 3 for the file and the environment.
     """
-    by_section: dict[str, dict[str, object]] = {section: {} for section in ("memory", "worker", "gateway", "log")}
-    _reject_unknown(document, by_section, "")
+    by_section: dict[str, dict[str, object]] = {section: {} for section in _SECTIONS}
+    for key in document:
+        if key not in by_section:
+            raise _unknown("", key, _SECTIONS)
     for section, values in by_section.items():
         _take_section(section, document.get(section, {}), values)
     for setting in SETTINGS:
@@ -97,7 +108,7 @@ def load_settings(
         gateway=GatewaySettings(**by_section["gateway"]),  # type: ignore[arg-type]
         log=LogSettings(**by_section["log"]),  # type: ignore[arg-type]
     )
-    _check_together(settings)
+    _check_together(settings, overrides.flags)
     return settings
 
 
@@ -107,71 +118,6 @@ def default_profiles(model: str) -> tuple[Profile, ...]:
         Profile(name="full", model=model, context=4096),
         Profile(name="lean", model=model, context=1024, kv_type="q8_0"),
     )
-
-
-def _take_section(section: str, given: object, values: dict[str, object]) -> None:
-    if not isinstance(given, dict):
-        raise TidegateError(f"cannot use {section} = {_show(given)}: not a table; write [{section}]")
-    known = {setting.key: setting for setting in SETTINGS if setting.section == section}
-    names = [*known, "profile"] if section == "worker" else list(known)
-    for key, value in given.items():
-        if section == "worker" and key == "profile":
-            continue
-        if key not in known:
-            raise _unknown(f"{section}.{key}", key, names)
-        values[key] = _parse(known[key], value, f"{section}.{key}")
-
-
-def _profiles(document: Mapping[str, Any], model: str, *, replace_all: bool) -> tuple[Profile, ...]:
-    tables = document.get("worker", {}).get("profile", [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise TidegateError("cannot use worker.profile: not a list of tables; write [[worker.profile]]")
-    if not tables:
-        return default_profiles(model)
-    known = {setting.key: setting for setting in PROFILE_SETTINGS}
-    profiles: list[Profile] = []
-    for number, table in enumerate(tables, start=1):
-        place = f"worker.profile[{number}]"
-        given: dict[str, Any] = {}
-        for key, value in table.items():
-            if key not in known:
-                raise _unknown(f"{place}.{key}", key, list(known))
-            given[key] = _parse(known[key], value, f"{place}.{key}")
-        if "name" not in given:
-            raise TidegateError(f"cannot use {place}: it has no name")
-        if _PROFILE_NAME.fullmatch(given["name"]) is None:
-            raise TidegateError(
-                f"cannot use {place}.name = {_show(given['name'])}: up to 32 letters, digits, '.', '_' and '-'"
-            )
-        if replace_all:
-            given["model"] = model
-        inherited = profiles[-1] if profiles else Profile(name="", model=model)
-        profiles.append(replace(inherited, **given))
-    return tuple(profiles)
-
-
-def _check_together(settings: Settings) -> None:
-    memory, profiles = settings.memory, settings.worker.profiles
-    if memory.warn >= memory.critical:
-        raise TidegateError(
-            f"cannot use memory.warn = {memory.warn:g}: it is not below memory.critical = {memory.critical:g}"
-        )
-    if memory.release >= memory.warn:
-        raise TidegateError(
-            f"cannot use memory.release = {memory.release:g}: it is not below memory.warn = {memory.warn:g}"
-        )
-    names = [profile.name for profile in profiles]
-    for name in names:
-        if names.count(name) > 1:
-            raise TidegateError(f"cannot use worker.profile name {name!r}: it stands there twice")
-    for profile in profiles:
-        if profile.ubatch > profile.batch:
-            raise TidegateError(
-                f"cannot use ubatch = {profile.ubatch} of profile {profile.name!r}: it is above batch = {profile.batch}"
-            )
-    parse_listen(settings.gateway.listen)
-    if settings.worker.command and settings.worker.engine == "xllamacpp":
-        raise TidegateError("cannot use worker.command: only the llama-server engine has a command")
 
 
 def parse_listen(listen: str) -> tuple[str, int] | str:
@@ -184,15 +130,92 @@ def parse_listen(listen: str) -> tuple[str, int] | str:
         path = listen.removeprefix("unix:")
         # sun_path of unix(7) is 108 bytes with its NUL.
         if not path or len(os.fsencode(path)) > 107:
-            raise TidegateError(f"cannot use gateway.listen = {listen!r}: a socket path has 1 to 107 bytes")
+            raise TidegateError(f"cannot use gateway.listen = {_show(listen)}: a socket path has 1 to 107 bytes")
         return path
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+    digits = port.isascii() and port.isdecimal() and len(port) <= 5
+    if not colon or not host or not digits or int(port) > 65535:
         raise TidegateError(
-            f"cannot use gateway.listen = {listen!r}: write HOST:PORT or unix:PATH", hint="such as 127.0.0.1:8080"
+            f"cannot use gateway.listen = {_show(listen)}: not HOST:PORT or unix:PATH", hint="such as 127.0.0.1:8080"
         )
     return host, int(port)
+
+
+def _take_section(section: str, given: object, values: dict[str, object]) -> None:
+    if not isinstance(given, dict):
+        raise TidegateError(f"cannot use {section} = {_show(given)}: not a table", hint=f"write [{section}]")
+    known = {setting.key: setting for setting in SETTINGS if setting.section == section}
+    for key, value in given.items():
+        if section == "worker" and key == "profile":
+            continue
+        if key not in known:
+            raise _unknown(section, key, [*known, "profile"] if section == "worker" else list(known))
+        values[key] = _parse(known[key], value, f"{section}.{key}")
+
+
+def _profiles(document: Mapping[str, Any], model: str, *, replace_all: bool) -> tuple[Profile, ...]:
+    tables = document.get("worker", {}).get("profile", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise TidegateError("cannot use worker.profile: not a list of tables", hint="write [[worker.profile]]")
+    if not tables:
+        return default_profiles(model)
+    known = {setting.key: setting for setting in PROFILE_SETTINGS}
+    profiles: list[Profile] = []
+    for number, table in enumerate(tables, start=1):
+        place = f"worker.profile[{number}]"
+        given: dict[str, Any] = {}
+        for key, value in table.items():
+            if key not in known:
+                raise _unknown(place, key, list(known))
+            given[key] = _parse(known[key], value, f"{place}.{key}")
+        if "name" not in given:
+            raise TidegateError(f"cannot use {place}: it has no name", hint='write name = "..." in it')
+        name = given["name"]
+        if _PROFILE_NAME.fullmatch(name) is None:
+            raise TidegateError(
+                f"cannot use {place}.name = {_show(name)}: not 1 to 32 letters, digits, '.', '_' and '-'"
+            )
+        if name in [profile.name for profile in profiles]:
+            raise TidegateError(f"cannot use {place}.name = {_show(name)}: a profile above has that name")
+        if replace_all:
+            given["model"] = model
+        inherited = profiles[-1] if profiles else Profile(name="", model=model)
+        profiles.append(replace(inherited, **given))
+    return tuple(profiles)
+
+
+def _check_together(settings: Settings, flags: Mapping[str, str]) -> None:
+    memory, worker = settings.memory, settings.worker
+
+    def exit_code(*names: str) -> Exit:
+        return Exit.USAGE if flags.keys() & set(names) else Exit.CANNOT_START
+
+    if memory.warn >= memory.critical:
+        raise TidegateError(
+            f"cannot use memory.warn = {memory.warn:g}: it is not below memory.critical = {memory.critical:g}",
+            exit_code=exit_code("memory.warn", "memory.critical"),
+        )
+    if memory.release >= memory.warn:
+        raise TidegateError(
+            f"cannot use memory.release = {memory.release:g}: it is not below memory.warn = {memory.warn:g}",
+            exit_code=exit_code("memory.release", "memory.warn"),
+        )
+    for number, profile in enumerate(worker.profiles, start=1):
+        if profile.ubatch > profile.batch:
+            raise TidegateError(
+                f"cannot use worker.profile[{number}].ubatch = {profile.ubatch}: "
+                f"it is above its batch = {profile.batch}"
+            )
+    try:
+        parse_listen(settings.gateway.listen)
+    except TidegateError as error:
+        raise TidegateError(error.message, hint=error.hint, exit_code=exit_code("gateway.listen")) from None
+    if worker.command and worker.engine == "xllamacpp":
+        raise TidegateError(
+            "cannot use worker.command: only the llama-server engine has a command",
+            exit_code=exit_code("worker.engine"),
+        )
 
 
 def _parse(setting: Setting, value: object, place: str, *, exit_code: Exit = Exit.CANNOT_START) -> object:
@@ -202,29 +225,47 @@ def _parse(setting: Setting, value: object, place: str, *, exit_code: Exit = Exi
         raise TidegateError(f"cannot use {place} = {_show(value)}: {error}", exit_code=exit_code) from None
 
 
-def _reject_unknown(document: Mapping[str, Any], sections: Mapping[str, object], prefix: str) -> None:
-    for key in document:
-        if key not in sections:
-            homes = [setting.name for setting in SETTINGS if setting.key == key]
-            if homes:
-                raise TidegateError(f"cannot use {prefix}{key}: it belongs in a section", hint=f"write {homes[0]}")
-            raise _unknown(f"{prefix}{key}", key, list(sections))
+def _unknown(section: str, key: str, names: Sequence[str]) -> TidegateError:
+    """The error for ``key`` in ``section`` ("": the top of the file), where only ``names`` are."""
+    shown = key if _BARE_KEY.fullmatch(key) else _show(key)
+    homes = [f"[{setting.section}]" for setting in SETTINGS if setting.key == key]
+    homes += ["[[worker.profile]]" for setting in PROFILE_SETTINGS if setting.key == key]
+    if section == "" and key == "profile":
+        homes = ["[[worker.profile]]"]
+    near = nearest(key, names)
+    if homes:
+        hint = f"it belongs into {homes[0]}"
+    else:
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(names)}"
+    what = "setting" if section else "section"
+    return TidegateError(f"cannot use {section}{'.' if section else ''}{shown}: no such {what}", hint=hint)
+
+
+def nearest(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The one of ``names`` that ``name`` most likely stands for, or "". ``cutoff`` is a ratio, 1 is equal."""
+    # Bounded: difflib takes time with the square of the length.
+    found = difflib.get_close_matches(name[:60], list(names), n=1, cutoff=cutoff)
+    return found[0] if found else ""
 
 
 def _reject_unknown_environment(environ: Mapping[str, str]) -> None:
     known = {setting.env for setting in SETTINGS} | {"TIDEGATE_CONFIG"}
-    prefixes = tuple(f"TIDEGATE_{section}_".upper() for section in ("memory", "worker", "gateway", "log"))
+    ours = tuple(f"TIDEGATE_{section}_".upper() for section in _SECTIONS)
     for name in environ:
-        if name.startswith(prefixes) and name not in known:
-            raise _unknown(f"${name}", name, sorted(known))
-
-
-def _unknown(place: str, key: str, names: Sequence[str]) -> TidegateError:
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
-    return TidegateError(f"cannot use {place}: no such setting", hint=hint)
+        if not name.startswith("TIDEGATE_") or name in known or _SERVICE_LINK.fullmatch(name):
+            continue
+        # A name with none of our sections may be anybody's, unless it is a slip of the hand.
+        near = nearest(name, sorted(known), cutoff=0.9)
+        if near or name.startswith(ours):
+            hint = f"did you mean ${near}?" if near else "docs/configuration.md has the names"
+            raise TidegateError(f"cannot use ${name}: no such setting", hint=hint)
 
 
 def _show(value: object) -> str:
-    text = f'"{value}"' if isinstance(value, str) else str(value)
+    """``value`` as TOML would have it, on one line, at most 60 characters."""
+    try:
+        text = json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else str(value)
+    except (ValueError, RecursionError):
+        # str() of a whole number of more than 4300 digits.
+        return "..."
     return text if len(text) <= 60 else text[:57] + "..."

@@ -87,7 +87,7 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able copy; :meth:`from_json` gives the same settings back."""
-        return as_json(self)
+        return dict(as_json(self))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Settings:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tidegate.units import parse_duration, parse_size
+from tidegate.units import format_size, parse_duration, parse_size
 
 #: KV cache types of llama.cpp (``-ctk``/``-ctv``); all but the float types need a head size divisible by 32.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -64,10 +64,11 @@ class Setting:
             case Kind.INTEGER if isinstance(value, (str, int)) and not isinstance(value, bool):
                 parsed = _number(value, int, self.kind)
             case Kind.TEXT if isinstance(value, str):
-                if not value or "\0" in value:
-                    raise ValueError("an empty text" if not value else "a text with a NUL byte")
+                _check_text(value)
                 parsed = value
             case Kind.WORDS if isinstance(value, list) and all(isinstance(word, str) for word in value):
+                for word in value:
+                    _check_text(word)
                 parsed = tuple(value)
             case Kind.WORDS if isinstance(value, str):
                 parsed = tuple(value.split())
@@ -81,15 +82,32 @@ class Setting:
             raise ValueError(f"not one of {', '.join(self.choices)}")
         if isinstance(value, (int, float)):
             if self.low is not None and value < self.low:
-                raise ValueError(f"below the lowest possible value, {self.low:g}")
+                raise ValueError(f"below the lowest possible value, {self.show(self.low)}")
             if self.high is not None and value > self.high:
-                raise ValueError(f"above the highest possible value, {self.high:g}")
+                raise ValueError(f"above the highest possible value, {self.show(self.high)}")
+
+    def show(self, number: float) -> str:
+        """``number``, in base units, as a person reads a value of this setting."""
+        match self.kind:
+            case Kind.SIZE:
+                return format_size(number)
+            case Kind.DURATION:
+                return f"{number:g} s"
+            case Kind.INTEGER:
+                return str(int(number))
+            case _:
+                return f"{number:g}"
 
 
-def _number(value: object, kind: type[int] | type[float], what: Kind) -> int | float:
+def _check_text(text: str) -> None:
+    if not text or "\0" in text:
+        raise ValueError("an empty text" if not text else "a text with a NUL byte")
+
+
+def _number(value: str | float, kind: type[int] | type[float], what: Kind) -> int | float:
     try:
-        number = kind(str(value))
-    except ValueError:
+        number = kind(value)
+    except (ValueError, OverflowError):
         raise ValueError(f"not {what.value}") from None
     if number != number:
         raise ValueError(f"not {what.value}")
