@@ -54,6 +54,7 @@ class Running:
         kind: str = "guard",
         env: dict[str, str] | None = None,
         program: tuple[str, ...] = ("-m", "tidegate"),
+        pass_fds: tuple[int, ...] = (),
     ) -> None:
         # Not the test's own directory: its name is long, and a socket's path has 107 bytes.
         self.directory = directory
@@ -73,6 +74,7 @@ class Running:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=pass_fds,
             )
 
     @property

@@ -27,13 +27,14 @@ def start_fixture() -> Iterator[Start]:
         directory: Path | None = None,
         config: str | None = None,
         program: tuple[str, ...] = ("-m", "tidegate"),
+        pass_fds: tuple[int, ...] = (),
         **keys: object,
     ) -> Running:
         if directory is None:
             directory = Path(tempfile.mkdtemp(prefix="tg"))
             directories.append(directory)
         text = config if config is not None else fake_config(directory, **keys)  # type: ignore[arg-type]
-        running = Running(directory, text, *arguments, kind=kind, env=env, program=program)
+        running = Running(directory, text, *arguments, kind=kind, env=env, program=program, pass_fds=pass_fds)
         started.append(running)
         return running
 

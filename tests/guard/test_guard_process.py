@@ -250,6 +250,20 @@ def test_hup_reloads_and_says_what_changed(start: Start) -> None:
     assert running.worker()["state"] == "ready"
 
 
+def test_descriptors_of_the_shell_are_neither_kept_nor_passed_on(start: Start) -> None:
+    read_end, write_end = os.pipe()
+    os.set_inheritable(write_end, True)
+    try:
+        running = start(pass_fds=(write_end,))
+        worker = running.wait_ready()
+    finally:
+        os.close(write_end)
+    # End of file: nobody holds the other end any more, though guard and worker live.
+    assert os.read(read_end, 1) == b""
+    os.close(read_end)
+    assert is_alive(worker["pid"])
+
+
 def test_hostile_messages_do_not_harm(start: Start) -> None:
     running = start()
     running.wait_ready()

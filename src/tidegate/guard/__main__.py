@@ -32,10 +32,23 @@ from tidegate.host import syscalls
 _OOM_SCORE_ADJ = -900
 
 
+def close_others(kept: frozenset[int]) -> None:
+    """Close what a shell or supervisor left open: a resident process must not pin its files and pipes, nor pass them on
+    to the worker."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            try:
+                os.close(int(name))
+            except OSError:
+                # The descriptor of the listing itself.
+                pass
+
+
 def main(plan_fd: int) -> int:
     """Guard until told to stop; the exit code."""
     with os.fdopen(plan_fd, "rb") as file:
         plan = Plan.from_json(json.load(file))
+    close_others(frozenset((plan.lock_fd, *plan.listen_fds)))
     # They came through our exec; the worker must not keep the lock or the port when we are gone.
     for fd in (plan.lock_fd, *plan.listen_fds):
         os.set_inheritable(fd, False)

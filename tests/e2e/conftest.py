@@ -1,0 +1,53 @@
+"""Fixtures: the whole of tidegate with the real engine and the real demo model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from running import Running
+from tidegate.cli.demo_model import demo_model_path, is_present
+
+Up = Callable[..., "Door"]
+
+
+class Door(Running):
+    """``tidegate up`` on a port of its own."""
+
+    @property
+    def url(self) -> str:
+        self.wait_log(r"listening on http://127\.0\.0\.1:\d+")
+        return self.log.partition("listening on ")[2].split()[0]
+
+
+@pytest.fixture(scope="session", name="model")
+def model_fixture() -> str:
+    """Path of the demo model; `tidegate model` gets it, and the test scripts run that first."""
+    path = demo_model_path(os.environ)
+    assert is_present(path), "the demo model is not there: run tidegate model"
+    return path
+
+
+@pytest.fixture(name="up")
+def up_fixture(model: str) -> Iterator[Up]:
+    """``up(config, *arguments)`` runs `tidegate up` with the real engine."""
+    started: list[Door] = []
+    directories: list[Path] = []
+
+    def up(config: str, *arguments: str) -> Door:
+        directory = Path(tempfile.mkdtemp(prefix="tg"))
+        directories.append(directory)
+        door = Door(directory, config, "--listen", "127.0.0.1:0", *arguments, kind="up")
+        started.append(door)
+        return door
+
+    yield up
+    for door in started:
+        door.stop()
+    for directory in directories:
+        shutil.rmtree(directory)
