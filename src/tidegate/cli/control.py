@@ -52,7 +52,7 @@ def _pause(arguments: argparse.Namespace) -> int:
     try:
         seconds = parse_duration(arguments.duration)
     except ValueError as error:
-        raise TidegateError(f"cannot pause for {arguments.duration}: {error}", exit_code=Exit.USAGE) from None
+        raise TidegateError(f"cannot pause: {arguments.duration!r} is {error}", exit_code=Exit.USAGE) from None
     result = ask("pause", seconds=seconds)
     if arguments.json:
         print(json.dumps(result))

