@@ -10,7 +10,7 @@ ignored) and these of its own:
     --fake-prefill-ms N    milliseconds before the first token (and before the answer's headers)
     --fake-ignore-term     SIGTERM does nothing, as a loaded llama-server often behaves
     --fake-crash-at N      the Nth generating request (1 = the first) ends the process with SIGKILL ...
-    --fake-crash-tokens K  ... after K tokens of it were sent
+    --fake-crash-tokens K  ... after K tokens of it were sent (0: after a stream's opening; unset: before anything)
     --fake-crash-word W    a generating request whose prompt contains the word W ends the process at once
     --fake-fail MESSAGE    write MESSAGE to stderr and exit at start ...
     --fake-fail-code N     ... with this code (default 1)
@@ -54,7 +54,7 @@ class Options:
         self.prefill_ms = 0.0
         self.ignore_term = False
         self.crash_at = 0
-        self.crash_tokens = 0
+        self.crash_tokens = -1
         self.crash_word = ""
         self.fail = ""
         self.fail_code = 1
@@ -269,7 +269,7 @@ class Connection:
         if options.leak_kib:
             engine.touch(options.leak_kib << 10)
         crashing = number == options.crash_at
-        if crashing and not options.crash_tokens:
+        if crashing and options.crash_tokens < 0:
             engine.crash()
         with engine.slots:
             if words >= options.slot_context:

@@ -122,7 +122,7 @@ def test_the_ratio_is_learned_for_each_model() -> None:
     assert ratios.estimate("m", Weight(1000)) == 1000 * START_RATIO
     ratios.learn("m", Weight(1000), 200)
     assert ratios.estimate("m", Weight(1000)) == 200 * MARGIN
-    assert ratios.estimate("other", Weight(1000)) == 1000 * START_RATIO
+    assert ratios.estimate("other", Weight(1000)) == 200 * MARGIN
     for _ in range(50):
         ratios.learn("m", Weight(1000), 600)
     assert 700 < ratios.estimate("m", Weight(1000)) <= 750
@@ -278,7 +278,7 @@ def test_no_state_breaks_the_reader(change: dict[str, Any]) -> None:
 
 
 def test_epochs_number_the_announcements() -> None:
-    station = Station(lambda: 1.0)
+    station = Station()
 
     def tell(gate: str, generation: int, **more: Any) -> int:
         worker = {**first_state()["worker"], "state": "ready", "url": "unix:/x", "generation": generation}

@@ -26,6 +26,12 @@ def test_health_and_readiness(stage: Scene) -> None:
     assert stage.get("/readyz").json == {"status": "ready", "level": "normal", "profile": "full"}
 
 
+def test_a_head_request_needs_no_worker(stage: Scene) -> None:
+    for path in ("/", "/healthz", "/metrics", "/tidegate/events"):
+        reply = stage.request("HEAD", path)
+        assert (reply.status, reply.body) == (200, b"")
+
+
 def test_metrics_are_what_prometheus_reads(stage: Scene) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     stage.start()

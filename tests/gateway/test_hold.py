@@ -126,6 +126,19 @@ def test_drain_lets_answers_end_and_says_when(stage: Scene) -> None:
     assert len(stage.engines[1].bodies()) == 1
 
 
+def test_a_worker_that_dies_while_it_drains_is_no_crash(stage: Scene) -> None:
+    job = Background(lambda: stage.chat(max_tokens=2))
+    for generation in range(1, 5):
+        engine = stage.engine(generation, "--fake-prefill-ms", "60000")
+        stage.announce(generation)
+        wait_tokens(stage, generation, 1)
+        stage.tell(gate="drain", worker={"state": "draining"})
+        engine.kill()
+    stage.engine(5)
+    stage.announce(5)
+    assert job.result().content == tokens(2)
+
+
 def test_drain_with_nothing_in_flight_is_done_at_once(stage: Scene) -> None:
     stage.start()
     for _ in range(2):
@@ -182,7 +195,7 @@ def test_an_admitted_long_prompt_survives_critical(stage: Scene) -> None:
 
 def test_a_stream_without_content_is_begun_again_unseen(stage: Scene) -> None:
     # The engine sends its opening role delta, and dies before the first word.
-    engine = stage.start(1, "--fake-crash-at", "1", "--fake-token-ms", "1")
+    engine = stage.start(1, "--fake-crash-at", "1", "--fake-crash-tokens", "0")
     job = Background(lambda: stage.stream(body=chat(stream=True, max_tokens=4)).rest())
     engine.process.wait()
     stage.engine(2)
@@ -327,17 +340,26 @@ def test_what_the_guard_sends_never_kills_the_link(stage: Scene) -> None:
 
 
 def test_the_ledger_tells_what_is_carried(stage: Scene) -> None:
-    engine = stage.start(1, "--fake-token-ms", "50", "-np", "1", slots=1)
+    stage.start(1, "--fake-token-ms", "50", "-np", "1", slots=1)
     stage.guard.forget()
     jobs = [Background(lambda: stage.chat(words=9, max_tokens=10)) for _ in range(3)]
-    wanted = {"in_flight": 1, "queued": 2, "prompt_tokens": 10}
-    stage.guard.wait_for(lambda message: message.get("ledger") == wanted)
+    ledger = stage.guard.wait_for(lambda message: message.get("ledger", {}).get("queued") == 2)["ledger"]
+    assert ledger["in_flight"] == 1
+    assert ledger["prompt_tokens"] >= 10
     for job in jobs:
         assert job.result().status == 200
     stage.guard.wait_for(lambda message: message.get("ledger") == {"in_flight": 0, "queued": 0, "prompt_tokens": 0})
-    seconds = engine.events("done")[-1]["time"] - engine.events("start")[0]["time"]
+
+
+def test_the_ledger_is_sent_ten_times_a_second_at_most(stage: Scene) -> None:
+    stage.start()
+    stage.guard.forget()
+    begun = time.monotonic()
+    for _ in range(60):
+        assert stage.chat(max_tokens=1).status == 200
+    seconds = time.monotonic() - begun
     ledgers = [message for message in stage.guard.received if "ledger" in message]
-    assert len(ledgers) <= seconds / 0.1 + 3
+    assert 1 <= len(ledgers) <= seconds / 0.1 + 2 < 60
 
 
 def test_held_requests_go_within_5_ms(stage: Scene) -> None:

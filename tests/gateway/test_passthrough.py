@@ -93,6 +93,17 @@ def test_a_compressed_body_is_read(stage: Scene) -> None:
     assert "content-encoding" not in engine.events("request")[-1]["headers"]
 
 
+def test_a_client_that_asks_first_is_told_to_go_on(stage: Scene) -> None:
+    stage.start()
+    body = json.dumps({"prompt": "a b", "max_tokens": 2}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
+    with socket.create_connection(("127.0.0.1", stage.port), timeout=10) as sock:
+        sock.sendall(head.encode() + b"Expect: 100-continue\r\nConnection: close\r\n\r\n")
+        assert sock.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(body)
+        assert sock.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.policy.admission import Action, Ask, Board, Decision, Gate, Why, admit, places, prompt_limit
+from tidegate.policy.admission import Action, Ask, Board, Decision, Gate, Why, admit, fits_surely, places, prompt_limit
 from tidegate.policy.level import Level
 
 BEST = Board(Level.NORMAL, Gate.OPEN, ready=True, context=4096, slots=4, best_context=4096)
@@ -79,7 +79,8 @@ def test_where_a_prompt_is_trimmed_to(board: Board, limit: int) -> None:
         (LEAN, ask(24, None), 1000, True),
         (LEAN, ask(24, 1000), 1000, False),
         (LEAN, ask(24, 1001), 1000, True),
-        (LEAN, ask(24, None, exact=False), None, False),
+        (LEAN, ask(24, None, exact=False), 1024, True),
+        (BEST, ask(24, None, exact=False), 4096, False),
         (LEAN, ask(24, 4000, exact=False), 4000, False),
     ],
 )
@@ -145,3 +146,12 @@ def test_trimming_ends(board: Board, request_: Ask) -> None:
         again = admit(board, replace(request_, prompt_tokens=min(request_.prompt_tokens, decision.limit)))
         assert again.action is not Action.TRIM
         assert admit(board, replace(request_, can_trim=False)).action is not Action.TRIM
+
+
+@given(boards, asks, st.integers(0, 5000))
+def test_what_surely_fits_passes_whatever_the_count(board: Board, request_: Ask, more: int) -> None:
+    most = request_.prompt_tokens + more
+    if board.usable and fits_surely(board, most, request_.max_tokens):
+        decision = admit(board, replace(request_, exact=True))
+        assert decision.action is Action.PASS
+        assert not decision.capped or request_.max_tokens is None

@@ -75,7 +75,7 @@ class Desk:
         if path is None or request.method not in _METHODS:
             status = 400 if path is None else 405
             return refusal_response(errors.invalid("cannot pass this on: its path or method is unusual", status=status))
-        own = self._own.get((request.method, path))
+        own = self._own.get(("GET" if request.method == "HEAD" else request.method, path))
         if own is not None:
             return await own(request)
         self._busy += 1
@@ -105,6 +105,10 @@ class Desk:
             RefusedError: too large, no room for it now, or broken off.
         """
         body = bytearray()
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            # curl holds a body of more than 1 MB back for a second if nobody says this.
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
         try:
             async for data in request.content.iter_any():
                 body += data

@@ -20,9 +20,11 @@ from tidegate.gateway.relay import Relay
 from tidegate.gateway.sse import DONE, Splitter
 from tidegate.gateway.tokens import START_RATIO
 from tidegate.gateway.upstream import Upstream
-from tidegate.policy.admission import Action, Ask, Decision, Why, admit
+from tidegate.policy.admission import Action, Ask, Decision, Why, admit, fits_surely
 from tidegate.policy.trim import Piece, trim
 
+#: A chat template's own opening and the start of the answer: a default system prompt is 20 to 100 tokens.
+_TEMPLATE_TOKENS = 200
 #: Rounds of trimming and counting; the last drops everything that may go.
 _TRIM_ROUNDS = 6
 #: How often the engine may refuse a shape for its length before its word is final.
@@ -66,12 +68,20 @@ class CompletionJob:
 
     async def measure(self, upstream: Upstream) -> None:
         model = self._front.model_key()
-        if model in self._counted or self._weight.parts:
+        if model in self._counted or self._weight.parts or self._fits_surely():
             return
         counted = await tokens.count(upstream, self._completion, self._headers)
         if counted is not None:
             self._counted[model] = counted
             self._front.ratios.learn(model, self._weight, counted)
+
+    def _fits_surely(self) -> bool:
+        """No tokenizer makes more tokens than bytes, and a message's own tokens are fewer than its JSON's bytes."""
+        if self._completion.body.get("tools"):
+            # Templates wrap tools into pages of instructions of their own.
+            return False
+        most = self._weight.size + _TEMPLATE_TOKENS
+        return fits_surely(self._front.station.state.board, most, self._completion.max_tokens)
 
     def refusal(self, *, admitted: bool) -> Refusal | None:
         decision = admit(self._front.station.state.board, self._ask(admitted=admitted))
@@ -97,7 +107,11 @@ class CompletionJob:
     def _ask(self, *, admitted: bool) -> Ask:
         model = self._front.model_key()
         counted = self._counted.get(model)
-        cost = self._front.ratios.estimate(model, self._weight) if counted is None else counted
+        cost = counted
+        if cost is None:
+            cost = self._front.ratios.estimate(model, self._weight)
+            if not self._weight.parts:
+                cost = min(cost, self._weight.size + _TEMPLATE_TOKENS)
         return Ask(cost, counted is not None, self._can_trim, self._completion.max_tokens, admitted)
 
     async def _trimmed(self, upstream: Upstream, cost: int, limit: int) -> tuple[Completion, int, bool]:

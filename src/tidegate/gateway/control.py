@@ -120,6 +120,8 @@ class Control:
 
     async def events(self, request: web.BaseRequest) -> web.StreamResponse:
         """``GET /tidegate/events``: the state, now and on every change. A slow reader misses what is outdated."""
+        if request.method == "HEAD":
+            return web.Response(headers=stream_headers())
         if self._listeners >= MOST_LISTENERS:
             return refusal_response(self._no_guard(f"cannot send events: {MOST_LISTENERS} listen already"))
         station = self._front.station

@@ -40,7 +40,7 @@ class Front:
     def __init__(self, settings: Settings, socket_path: str, on_stop: Callable[[float], None]) -> None:
         self.settings = settings
         self.loop = asyncio.get_running_loop()
-        self.station = Station(self.loop.time)
+        self.station = Station()
         self.ratios = Ratios()
         self.counters = Counters()
         self.counters.start(DEGRADED, "how", DEGRADATIONS)

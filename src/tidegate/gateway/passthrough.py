@@ -105,7 +105,8 @@ class PassJob:
         kind = response.headers.get("Content-Type", "")
         plain = "Content-Encoding" not in response.headers
         readable = response.status >= 400 and plain and kind.startswith("application/json")
-        if readable and (self._rewrite or response.status == 503):
+        # Behind a head that was sent while waiting an error can only be an event.
+        if readable and (self._rewrite or response.status == 503 or carrier.client.begun):
             return await engine_error(response)
         headers = response_headers(response.headers.items())
         if "Content-Length" in response.headers and self.method != "HEAD" and not carrier.client.begun:

@@ -99,15 +99,13 @@ def _number(value: Json, default: int) -> int:
 
 
 class Station:
-    """The last state and its listeners. ``now`` is a monotonic clock in seconds."""
+    """The last state and its listeners."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self) -> None:
         self.state = GuardState()
         self.epoch = 0
-        self.unusable_since = now()
         #: The last generation for which the guard ordered a change while it was alive: its losses are no crashes.
         self.ordered_generation = -1
-        self._now = now
         self._fresh = True
         self._listeners: list[Callable[[GuardState, GuardState], None]] = []
 
@@ -133,8 +131,6 @@ class Station:
             self.epoch += 1
         if new:
             self._fresh = False
-        elif was:
-            self.unusable_since = self._now()
         if after.board.gate is Gate.DRAIN or after.worker.state in _LEAVING:
             self.ordered_generation = after.worker.generation
         for listener in list(self._listeners):

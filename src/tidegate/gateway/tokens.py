@@ -39,7 +39,8 @@ class Ratios:
 
     def estimate(self, model: str, weight: Weight) -> int:
         """Tokens, rather too many than too few."""
-        known = self._known.get(model)
+        # Models of one family differ by some percent: another one's ratio is a better start than none.
+        known = self._known.get(model, max(self._known.values(), default=None))
         ratio = START_RATIO if known is None else known * MARGIN
         return math.ceil(weight.size * ratio) + weight.parts * PART_TOKENS
 

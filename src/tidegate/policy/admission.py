@@ -150,11 +150,21 @@ def prompt_limit(board: Board) -> int:
     return max(1, limit)
 
 
+def fits_surely(board: Board, most_tokens: int, max_tokens: int | None) -> bool:
+    """A prompt of ``most_tokens`` at the very most passes as it is, so that nobody has to count it."""
+    limit = min(prompt_limit(board), board.context - 1)
+    if board.level is Level.CRITICAL:
+        limit = min(limit, board.critical_prompt)
+    return most_tokens <= limit and (max_tokens is None or most_tokens + max_tokens <= board.context)
+
+
 def _capped(board: Board, ask: Ask) -> Decision:
     passed = Decision(Action.PASS, max_tokens=ask.max_tokens)
-    if not ask.exact or board.context <= 0:
-        # The engine ends at its own context; a cap from an estimate would cut answers that had room.
+    if board.context <= 0:
         return passed
+    if not ask.exact:
+        # The engine ends at its own context; a cap from an estimate would cut answers that had room.
+        return passed if ask.max_tokens is not None else replace(passed, max_tokens=board.context, capped=board.reduced)
     room = max(1, board.context - ask.prompt_tokens)
     if ask.max_tokens is None:
         return replace(passed, max_tokens=room, capped=board.reduced)
