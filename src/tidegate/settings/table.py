@@ -185,7 +185,7 @@ PROFILE_SETTINGS: tuple[Setting, ...] = (
     Setting("worker.profile", "slots", Kind.INTEGER, "requests answered at the same time", 1, 64),
     Setting("worker.profile", "kv_type", Kind.TEXT, "type of the KV cache", choices=KV_TYPES),
     Setting(
-        "worker.profile", "prompt_cache", Kind.SIZE, "most bytes of prompts kept in host memory, 0 for none", 0, 1 << 50
+        "worker.profile", "prompt_cache", Kind.SIZE, "most bytes of prompts kept in host memory, 0 for none", 0, 1 << 40
     ),
     Setting("worker.profile", "batch", Kind.INTEGER, "tokens per prefill step; cancelling waits for one step", 1, 8192),
     Setting("worker.profile", "ubatch", Kind.INTEGER, "tokens per compute buffer", 1, 8192),
