@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.policy.forecast import POINTS, FillHistory, fill_rate, next_look, time_to
+from tidegate.policy.forecast import POINTS, Fill, FillHistory, fill_rate, next_look, time_to
 
 
 def ramp(rate: float, count: int, every: float = 0.05) -> tuple[tuple[float, int], ...]:
@@ -29,13 +30,6 @@ def test_one_wild_point_does_not_move_the_rate(place: int, value: int) -> None:
     assert fill_rate(tuple(points)) == pytest.approx(100e6, rel=0.02)
 
 
-def test_a_saved_prompt_is_no_flood() -> None:
-    # A 17 MiB prompt-cache entry is copied within one look; before and after it use stands still.
-    points = tuple((n * 0.05, 200 << 20 if n < 6 else 217 << 20) for n in range(12))
-    assert fill_rate(points) < 60e6
-    assert fill_rate(points[:9]) < 100e6
-
-
 def test_history_keeps_recent_points_in_order() -> None:
     history = FillHistory()
     for n in range(40):
@@ -45,8 +39,51 @@ def test_history_keeps_recent_points_in_order() -> None:
     assert history.points[-1] == (0.39, 39)
     history.add(100.0, 5)
     assert len(history.points) == 2
-    history.clear()
-    assert not history.points
+
+
+def test_the_slow_window_spaces_its_points() -> None:
+    history = FillHistory(0.1)
+    for n in range(100):
+        history.add(n * 0.04, n)
+    times = [time for time, _ in history.points]
+    assert len(times) == POINTS
+    assert all(b - a >= 0.1 for a, b in pairwise(times))
+
+
+def fill(rate: float, *, every: float, seconds: float, burst: float = float("inf"), start: float = 0.0) -> Fill:
+    """An axis looked at every ``every`` seconds for ``seconds``, that fills at ``rate`` for ``burst`` seconds."""
+    made, steps = Fill(), int(seconds / every)
+    for n in range(steps + 1):
+        now = n * every
+        made.add(now, int(rate * max(0.0, min(now - start, burst))))
+    return made
+
+
+MB = 1_000_000
+
+
+@pytest.mark.parametrize("rate", [20 * MB, 60 * MB, 300 * MB, 1000 * MB])
+def test_a_flood_is_foreseen(rate: int) -> None:
+    available = 2 * rate
+    every = min(max(available / 4e9, 0.01), 3.0)
+    found, ahead = fill(rate, every=every, seconds=max(1.5, 13 * every)).forecast(available)
+    assert found == pytest.approx(rate, rel=0.05)
+    assert ahead == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_gigabyte_a_second_is_foreseen_within_fifty_milliseconds() -> None:
+    _, ahead = fill(1e9, every=0.01, seconds=0.04).forecast(150 * MB)
+    assert ahead == pytest.approx(0.15, rel=0.05)
+
+
+@pytest.mark.parametrize("speed", [60 * MB, 100 * MB, 800 * MB])
+@pytest.mark.parametrize("looks", range(1, 12))
+def test_a_saved_prompt_is_no_flood(speed: int, looks: int) -> None:
+    # A prompt-cache entry of 17 MiB is copied while 154 MiB are left and a look is taken every 40 ms; whenever one
+    # looks, that is no reason to expect the other 154 in three seconds.
+    burst = 17.8 * MB / speed
+    axis = fill(speed, every=0.04, seconds=1.0 + burst + looks * 0.04, burst=burst, start=1.0)
+    assert axis.forecast(154 * 1024 * 1024)[1] > 3.0
 
 
 def test_time_to_limit() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 from tidegate.frozen import frozen
-from tidegate.policy import forecast
 from tidegate.policy.diagnosis import Baseline, Diagnosis, diagnose, is_thrash
-from tidegate.policy.forecast import FillHistory, fill_rate
+from tidegate.policy.forecast import Fill
 from tidegate.policy.headroom import BUDGET, COMMIT, Axis, nearest
 from tidegate.policy.ladder import AxisUse
 from tidegate.policy.level import LEAD_SAMPLES, Level, LevelState, Lines, Reading, advance
@@ -39,7 +38,7 @@ class Judge:
         self.worker_moved = False
         self._sensors = sensors
         self.last: Look = sensors.look(now)
-        self._histories: dict[str, FillHistory] = {}
+        self._histories: dict[str, Fill] = {}
         self._baseline: dict[str, Baseline] = {}
 
     @property
@@ -111,15 +110,14 @@ class Judge:
 
     def _forecast(self, now: float, facts: WorkerFacts) -> None:
         for axis in self.last.axes:
-            self._histories.setdefault(axis.name, FillHistory()).add(now, axis.used)
+            self._histories.setdefault(axis.name, Fill()).add(now, axis.used)
         near = self.nearest
-        foreign = self._histories.setdefault("foreign", FillHistory())
+        foreign = self._histories.setdefault("foreign", Fill())
         foreign.add(now, near.used - self._worker_part(near))
         # Up to its known bytes the worker's growth is planned (the buffers of its first long prefill), not a flood.
         planned = self.worker_bytes <= facts.known_bytes
         history = foreign if planned else self._histories[near.name]
-        self.rate = fill_rate(history.points)
-        self.time_to_limit = forecast.time_to(near.available, self.rate)
+        self.rate, self.time_to_limit = history.forecast(near.available)
 
     def _judge(self, now: float, facts: WorkerFacts) -> bool:
         memory, before = self.memory, self.level
