@@ -1,0 +1,93 @@
+"""The flags of a profile: everything that a board must not leave to llama-server is said, and nobody else says it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidegate import engines
+from tidegate.engines.llama_flags import OWNED_FLAGS, llama_flags
+from tidegate.frozen import replace
+from tidegate.settings.model import Profile, WorkerSettings
+
+PROFILE = Profile("lean", "/models/m.gguf", context=1024, kv_type="q8_0")
+
+
+def flags(profile: Profile = PROFILE, *, prompt_cache: int = 0, endpoint: str = "unix:/run/w.sock") -> dict[str, str]:
+    """Flag -> value; "" for switches."""
+    words = llama_flags(profile, prompt_cache=prompt_cache, endpoint=endpoint)
+    found: dict[str, str] = {}
+    for word, following in zip(words, [*words[1:], "-"], strict=True):
+        if word.startswith("-"):
+            assert word not in found
+            found[word] = "" if following.startswith("-") else following
+    return found
+
+
+def test_a_profile() -> None:
+    given = flags(replace(PROFILE, batch=512, ubatch=64, slots=2, threads=3))
+    assert given["-m"] == "/models/m.gguf"
+    # llama-server splits -c between its slots; a profile's context is of each.
+    assert (given["-c"], given["-np"]) == ("2048", "2")
+    assert (given["-b"], given["-ub"], given["-t"]) == ("512", "64", "3")
+    assert given["-ctk"] == given["-ctv"] == "q8_0"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("-fa", "on"),
+        ("--ctx-checkpoints", "2"),
+        ("-fit", "off"),
+        ("--offline", ""),
+        ("--no-warmup", ""),
+        ("-c", "1024"),
+    ],
+)
+def test_what_would_break_a_board_is_never_left_unset(flag: str, value: str) -> None:
+    assert flags()[flag] == value
+
+
+@pytest.mark.parametrize(
+    ("prompt_cache", "mebibytes"), [(0, "0"), (1 << 20, "1"), ((1 << 20) - 1, "0"), (64 << 20, "64"), (3 << 30, "3072")]
+)
+def test_prompt_cache_is_whole_mebibytes_rounded_down(prompt_cache: int, mebibytes: str) -> None:
+    assert flags(prompt_cache=prompt_cache)["--cache-ram"] == mebibytes
+
+
+def test_threads_are_the_engines_choice_unless_set() -> None:
+    assert "-t" not in flags()
+
+
+def test_endpoints() -> None:
+    assert flags(endpoint="unix:/run/tidegate/worker-1.sock")["--host"] == "/run/tidegate/worker-1.sock"
+    assert "--port" not in flags()
+    tcp = flags(endpoint="http://127.0.0.1:4711")
+    assert (tcp["--host"], tcp["--port"]) == ("127.0.0.1", "4711")
+
+
+def test_extra_comes_last_so_that_it_wins() -> None:
+    words = llama_flags(replace(PROFILE, extra=("--timeout", "5")), prompt_cache=0, endpoint="http://127.0.0.1:1")
+    assert words[-2:] == ["--timeout", "5"]
+
+
+def test_every_flag_that_memory_is_planned_by_is_owned() -> None:
+    fuller = replace(PROFILE, threads=2)
+    by_profile = set(flags(fuller, endpoint="http://127.0.0.1:1")) - {
+        "-fa", "--ctx-checkpoints", "--no-warmup", "--metrics", "--no-webui", "--offline", "--timeout", "--cache-ram",
+    }  # fmt: skip
+    assert by_profile <= OWNED_FLAGS
+    assert "--cache-ram" in OWNED_FLAGS
+    assert OWNED_FLAGS.isdisjoint({"--mlock", "-ngl", "--chat-template", "--embedding"})
+
+
+def test_the_engine_that_settings_name() -> None:
+    llama = engines.create(WorkerSettings(engine="llama-server", command=("nice", "llama-server")), "/usr/bin/python3")
+    argv = llama.argv(PROFILE, prompt_cache=0, endpoint="unix:/w.sock")
+    assert argv[:4] == ["nice", "llama-server", "-m", "/models/m.gguf"]
+    default = engines.create(WorkerSettings(engine="llama-server"), "/usr/bin/python3")
+    assert default.argv(PROFILE, prompt_cache=0, endpoint="unix:/w.sock")[0] == "llama-server"
+    package = engines.create(WorkerSettings(engine="xllamacpp"), "/usr/bin/python3")
+    argv = package.argv(PROFILE, prompt_cache=0, endpoint="unix:/w.sock")
+    assert argv[:2] == ["/usr/bin/python3", "-P"]
+    assert argv[2].endswith("/xllamacpp_host.py")
+    assert (llama.name, package.name) == ("llama-server", "xllamacpp")
