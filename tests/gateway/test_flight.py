@@ -101,6 +101,8 @@ def test_what_was_not_delivered_is_no_death() -> None:
         flight.sent()
         assert flight.lost(Loss.UNREACHABLE, epoch=1, now=0.0) is Next.AGAIN
     assert flight.deaths == 0
+    flight.sent()
+    assert not flight.replayed
 
 
 def test_a_failed_generation_is_left_alone_until_announced_anew() -> None:

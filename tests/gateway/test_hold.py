@@ -76,6 +76,17 @@ def test_a_generation_that_failed_is_not_tried_again_before_a_second(stage: Scen
     assert 0.9 < again.events("start")[-1]["time"] - killed < 2.5
 
 
+def test_nobody_else_runs_into_a_dead_worker(stage: Scene) -> None:
+    engine = stage.start(1, "-np", "1", slots=1)
+    engine.kill()
+    jobs = [Background(lambda: stage.chat(max_tokens=1)) for _ in range(6)]
+    until(lambda: stage.metric("tidegate_lost_attempts_total", how="unreachable") and stage.queued() == 6)
+    stage.engine(2)
+    stage.announce(2)
+    assert all("x-tidegate-degraded" not in job.result().headers for job in jobs)
+    assert stage.metric("tidegate_lost_attempts_total", how="unreachable") <= 2
+
+
 def test_a_worker_that_is_still_loading_is_waited_for(stage: Scene) -> None:
     stage.engine(1, "--fake-load-ms", "600")
     stage.announce(1)

@@ -131,7 +131,7 @@ class Carrier:
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def _ready_at(self) -> float:
-        return self.flight.ready_at(self.front.station.epoch)
+        return max(self.flight.ready_at(self.front.station.epoch), self.front.reachable_at())
 
     async def _wait(self) -> web.StreamResponse | None:
         """Until there is a place (None), or a refusal."""
@@ -256,6 +256,8 @@ class Carrier:
 
     async def _lost(self, loss: Loss, epoch: int) -> web.StreamResponse | None:
         self.front.counters.add(DEATHS, how=loss.value)
+        if loss is Loss.UNREACHABLE and epoch == self.front.station.epoch:
+            self.front.unreachable()
         then = self.flight.lost(loss, epoch=epoch, now=self.front.loop.time())
         message = self.front.station.state.worker.message
         log.info("a request lost its worker (%s): %s", loss, then)

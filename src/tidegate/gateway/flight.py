@@ -68,7 +68,7 @@ class Flight:
 
     @property
     def replayed(self) -> bool:
-        """It was sent more than once."""
+        """More than one worker began to work on it."""
         return self.sends > 1
 
     def ready_at(self, epoch: int) -> float:
@@ -98,7 +98,10 @@ class Flight:
 
     def lost(self, loss: Loss, *, epoch: int, now: float) -> Next:
         """The attempt broke off: what now?"""
-        if loss in (Loss.DIED, Loss.DIED_ALONE):
+        if loss in (Loss.UNREACHABLE, Loss.LOADING):
+            # No worker has worked on it.
+            self.sends -= 1
+        elif loss is not Loss.ORDERED:
             self.deaths += 1
             self.deaths_alone += loss is Loss.DIED_ALONE
         again = self.deaths <= MOST_DEATHS and self.deaths_alone <= MOST_DEATHS_ALONE

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tidegate.gateway.assemble import Object
 from tidegate.gateway.errors import retry_after
-from tidegate.gateway.flight import Loss
+from tidegate.gateway.flight import FAILED_S, Loss
 from tidegate.gateway.link import Link
 from tidegate.gateway.queue import Line
 from tidegate.gateway.state import GuardState, Station
@@ -52,6 +52,8 @@ class Front:
         self.line = Line(self._places, self.link.ledger_changed)
         self.pool = Pool(self.station, self._flights_changed)
         self._told_drained = -1
+        self._unreachable_epoch = -1
+        self._unreachable_until = 0.0
         self._models = {profile.name: profile.model for profile in settings.worker.profiles}
         self.station.listen(self._moved)
 
@@ -71,6 +73,15 @@ class Front:
     async def close(self) -> None:
         """Close every connection to the worker."""
         await self.pool.close()
+
+    def unreachable(self) -> None:
+        """Nobody listens at the worker's address: leave it alone for a second, or until it is announced anew."""
+        self._unreachable_epoch = self.station.epoch
+        self._unreachable_until = self.loop.time() + FAILED_S
+
+    def reachable_at(self) -> float:
+        """The loop time from which the worker may be tried."""
+        return self._unreachable_until if self._unreachable_epoch == self.station.epoch else 0.0
 
     def model_key(self) -> str:
         """What the token ratio depends on: the model of the worker's profile."""

@@ -32,6 +32,9 @@ KEEPALIVE_S = 75.0
 #: Seconds for the last bytes to clients when everything is broken off.
 FAREWELL_S = 1.0
 
+#: systemd reads these prefixes (sd-daemon(3)).
+_PRIORITY = {"debug": "<7>", "info": "<6>", "warning": "<4>", "error": "<3>", "critical": "<2>"}
+
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
@@ -57,15 +60,28 @@ class _NoHttpTracebacks(logging.Filter):
         return True
 
 
+class _TextFormatter(logging.Formatter):
+    """As the guard's lines, so that they read as one log. ``journal`` leaves the clock to it and says the priority."""
+
+    def __init__(self, *, journal: bool) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = record.levelname.lower()
+        text = ("" if level == "info" else f"{level}: ") + record.getMessage()
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        if self._journal:
+            return f"{_PRIORITY.get(level, '<6>')}tidegate gateway: {text}"
+        return time.strftime("%H:%M:%S ", time.localtime(record.created)) + f"tidegate gateway: {text}"
+
+
 def set_up_logging(settings: LogSettings) -> None:
     """Log to standard error as the settings say; unknown levels mean info."""
     handler = logging.StreamHandler(sys.stderr)
-    if settings.format == "json":
-        handler.setFormatter(_JsonFormatter())
-    else:
-        formatter = logging.Formatter("%(asctime)s gateway %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-        formatter.converter = time.gmtime
-        handler.setFormatter(formatter)
+    journal = "JOURNAL_STREAM" in os.environ
+    handler.setFormatter(_JsonFormatter() if settings.format == "json" else _TextFormatter(journal=journal))
     logging.getLogger("aiohttp.server").addFilter(_NoHttpTracebacks())
     root = logging.getLogger()
     root.addHandler(handler)
