@@ -24,6 +24,7 @@ import sys, time, xllamacpp as x
 p = x.CommonParams()
 p.model.path, p.hostnames, p.port = sys.argv[1], [sys.argv[2]], 0
 p.n_ctx, p.n_batch, p.n_ubatch, p.n_parallel = 1024, 256, 128, 1
+p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 1  # two spin against every other test
 p.warmup, p.fit_params, p.cache_ram_mib, p.ui, p.verbosity = False, False, 0, False, 0
 s = x.Server(p)
 print("ready", flush=True)
@@ -156,6 +157,6 @@ def test_a_client_that_leaves_frees_the_slot(real: tuple[Scene, str]) -> None:
     stream = stage.stream(body={"messages": MESSAGES, "stream": True, "max_tokens": 900})
     stream.read_until(b'"content":"')
     stream.close()
-    until(lambda: not stage.get("/slots").json[0]["is_processing"], 3.0)
+    until(lambda: not stage.get("/slots").json[0]["is_processing"], 10.0)
     again = stage.stream(body={"messages": MESSAGES, "stream": True, "max_tokens": 3, "temperature": 0})
     assert content_of(again.rest())

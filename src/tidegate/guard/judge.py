@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 @frozen
 class WorkerFacts:
-    """What the judgement depends on: whether a worker loads, and the bytes its profile is known to need."""
+    """What the judgement depends on: whether a worker loads, the bytes its profile is known to need, and the bytes it
+    may take at once for a moment (a saved prompt and its copy)."""
 
     loading: bool
     known_bytes: int
+    burst_bytes: int
 
 
 class Judge:
@@ -117,7 +119,8 @@ class Judge:
         # Up to its known bytes the worker's growth is planned (the buffers of its first long prefill), not a flood.
         planned = self.worker_bytes <= facts.known_bytes
         history = foreign if planned else self._histories[near.name]
-        self.rate, self.time_to_limit = history.forecast(near.available)
+        burst = 0 if planned else facts.burst_bytes
+        self.rate, self.time_to_limit = history.forecast(near.available, burst)
 
     def _judge(self, now: float, facts: WorkerFacts) -> bool:
         memory, before = self.memory, self.level

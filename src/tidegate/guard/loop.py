@@ -197,8 +197,13 @@ class Guard:
         self.looks += 1
         now = self.reactor.clock()
         life = self.worker.life
-        loading = life.state is WorkerState.STARTING
-        if self.judge.observe(now, WorkerFacts(loading, self.known.of(life.profile))):
+        planned = self.plan.profiles.get(life.profile or "")
+        facts = WorkerFacts(
+            loading=life.state is WorkerState.STARTING,
+            known_bytes=self.known.of(life.profile),
+            burst_bytes=2 * planned.entry if planned is not None and self.worker.prompt_cache else 0,
+        )
+        if self.judge.observe(now, facts):
             self._say_level()
             self._announce()
         if life.state is WorkerState.READY and self.judge.last.worker is not None:
