@@ -46,10 +46,14 @@ def render(status: dict[str, Any], *, now: float) -> list[str]:
             f"{format_size(axis['limit_bytes'])}  {axis['name']}{mark}"
         )
     anonymous = worker["anon_bytes"] + worker["shmem_bytes"] + worker["swap_bytes"]
-    lines.append(
-        f"worker   {worker['state']}, profile {worker['profile']}, {worker['engine']}, pid {worker['pid']}, "
-        f"{format_size(anonymous)} + {format_size(worker['file_bytes'])} mapped"
-    )
+    running = [
+        worker["state"],
+        f"profile {worker['profile']}" if worker["profile"] else "no profile",
+        worker["engine"],
+        f"pid {worker['pid']}" if worker["pid"] else "no process",
+        f"{format_size(anonymous)} + {format_size(worker['file_bytes'])} mapped",
+    ]
+    lines.append(f"worker   {', '.join(running)}")
     if worker["message"]:
         lines.append(f"         {worker['message']}")
     lines.append(f"gateway  {gateway['in_flight']} in flight, {gateway['queued']} queued")
