@@ -21,9 +21,10 @@ from tidegate.settings.paths import model_directory, run_directory
 
 
 def tidegate_process(*argv: str, stdout: int) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "tidegate", *argv], stdout=stdout, stderr=subprocess.PIPE, timeout=30, check=False
-    )
+    # With a buffer, as it is outside of containers: what is in it fails once more at the interpreter's end.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "tidegate", *argv]
+    return subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=30, check=False)
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["--help"], *[[name, "--help"] for name in build_parser()[1]]])

