@@ -264,6 +264,15 @@ def test_descriptors_of_the_shell_are_neither_kept_nor_passed_on(start: Start) -
     assert is_alive(worker["pid"])
 
 
+def test_settings_of_llama_server_in_the_environment_do_not_reach_the_worker(start: Start) -> None:
+    running = start(env={"LLAMA_ARG_CTX_SIZE": "131072", "LLAMA_API_KEY": "secret", "LLAMA_CACHE": "/tmp/models"})
+    worker = running.wait_ready()
+    environment = Path(f"/proc/{worker['pid']}/environ").read_bytes().split(b"\0")
+    names = {entry.partition(b"=")[0] for entry in environment}
+    assert b"LLAMA_CACHE" in names
+    assert not names & {b"LLAMA_ARG_CTX_SIZE", b"LLAMA_API_KEY"}
+
+
 def test_hostile_messages_do_not_harm(start: Start) -> None:
     running = start()
     running.wait_ready()

@@ -113,7 +113,6 @@ def test_a_full_disk() -> None:
     assert log.lost == 1
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="a fact that JSON does not know raises")
 def test_facts_that_json_does_not_know(ends: tuple[int, int]) -> None:
     make(ends, format="json").info("x", path=b"/dev/null", error=OSError("no"))
     assert len(written(ends[0])) == 1

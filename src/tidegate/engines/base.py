@@ -6,6 +6,7 @@ from tidegate.frozen import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Protocol
 
     from tidegate.settings.model import Profile
@@ -33,10 +34,17 @@ class EngineCapabilities:
     frees_bytes: bool
 
 
-#: glibc settings for a worker: few arenas, and freed blocks of 128 KiB and more go back to the kernel, so that a
+#: glibc settings for every child: few arenas, and freed blocks of 128 KiB and more go back to the kernel, so that a
 #: dropped prompt cache is seen as free memory.
-WORKER_ENVIRONMENT = {
+ALLOCATOR = {
     "MALLOC_ARENA_MAX": "2",
     "MALLOC_TRIM_THRESHOLD_": "131072",
     "MALLOC_MMAP_THRESHOLD_": "131072",
 }
+#: llama-server takes flags from these too, and an API key would shut our own probe out.
+_FOREIGN_SETTINGS = ("LLAMA_ARG_", "LLAMA_API_KEY")
+
+
+def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker: ours, without what would change its flags behind our back."""
+    return {name: value for name, value in environ.items() if not name.startswith(_FOREIGN_SETTINGS)}

@@ -40,8 +40,10 @@ def request(endpoint: str, method: str, path: str, *, body: object = None, timeo
                 connection.settimeout(max(0.001, deadline - time.monotonic()))
                 chunk = connection.recv(65536)
                 data += chunk
-                if not chunk or _is_complete(data):
+                if _is_complete(data):
                     return _parse(data)
+                if not chunk:
+                    return _parse_closed(data)
                 if len(data) > _MOST_ANSWER_BYTES or time.monotonic() >= deadline:
                     raise WireError("cannot read the answer: too long")
     except OSError as error:
@@ -73,7 +75,7 @@ def busy_slots(endpoint: str, *, timeout: float) -> int:
     try:
         slots = json.loads(data) if status == 200 else []
         return sum(bool(slot["is_processing"]) for slot in slots)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise WireError("cannot read /slots: not a slot list") from None
 
 
@@ -94,15 +96,27 @@ def _connect(endpoint: str, timeout: float) -> socket.socket:
     return connection
 
 
-def _is_complete(data: bytes) -> bool:
-    head, blank, body = data.partition(b"\r\n\r\n")
-    if not blank:
-        return False
+def _content_length(head: bytes) -> int | None:
     for line in head.lower().split(b"\r\n")[1:]:
         if line.startswith(b"content-length:"):
             length = line[15:].strip()
-            return length.isdigit() and len(body) >= int(length)
-    return False
+            # Nine digits are a gigabyte: more is no length of ours, and int() of thousands of them raises.
+            return int(length) if length.isdigit() and len(length) <= 9 else None
+    return None
+
+
+def _is_complete(data: bytes) -> bool:
+    head, blank, body = data.partition(b"\r\n\r\n")
+    length = _content_length(head) if blank else None
+    return length is not None and len(body) >= length
+
+
+def _parse_closed(data: bytes) -> tuple[int, bytes]:
+    """The answer that ended with its connection: whole only if it did not say how long it would be."""
+    head, blank, _ = data.partition(b"\r\n\r\n")
+    if blank and _content_length(head) is not None:
+        raise WireError("cannot read the answer: it was cut off")
+    return _parse(data)
 
 
 def _parse(data: bytes) -> tuple[int, bytes]:

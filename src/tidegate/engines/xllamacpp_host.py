@@ -127,7 +127,7 @@ def parameters(flags: list[str]) -> xllamacpp.CommonParams:
             if value is None:
                 raise ValueError("it has no value")
             VALUES[flag](params, value)
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
             raise ValueError(f"cannot use flag {flag} {value}: {error}") from None
     return params
 

@@ -41,13 +41,15 @@ class Log:
         if LEVELS.index(level) < LEVELS.index(self.level):
             return
         if self.format == "json":
-            line = json.dumps({"time": round(time.time(), 3), "level": level, "message": message, **facts})
+            line = json.dumps({"time": round(time.time(), 3), "level": level, "message": message, **facts}, default=str)
         else:
             tail = "".join(f" {key}={value}" for key, value in facts.items())
             clock = "" if self._journal else time.strftime("%H:%M:%S ")
             prefix = _PRIORITY[level] if self._journal else ""
             line = f"{prefix}{clock}tidegate: {'' if level == 'info' else level + ': '}{message}{tail}"
-        data = line.replace("\n", " | ").encode("utf-8", "backslashreplace") + b"\n"
+        # An engine's output may hold escape sequences; a terminal must not obey them.
+        shown = "".join(char if char >= " " else f"\\x{ord(char):02x}" for char in line.replace("\n", " | "))
+        data = shown.encode("utf-8", "backslashreplace") + b"\n"
         try:
             os.write(self._fd, data)
         except OSError:

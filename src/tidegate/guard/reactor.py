@@ -83,8 +83,10 @@ class Reactor:
         now = self.clock()
         due = [name for name, (deadline, _) in self._timers.items() if deadline <= now]
         for name in due:
-            timer = self._timers.pop(name, None)
-            if timer is not None:
+            # An earlier one of this round may have cancelled it, or put it off.
+            timer = self._timers.get(name)
+            if timer is not None and timer[0] <= now:
+                del self._timers[name]
                 timer[1]()
         self.rounds += 1
 

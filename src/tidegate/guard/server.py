@@ -21,6 +21,7 @@ MOST_LINE_BYTES = 65536
 _MOST_WAITING_BYTES = 1 << 20
 #: More than any person and gateway open at once; each costs one descriptor.
 _MOST_PEERS = 16
+_ACCEPT_AGAIN_S = 1.0
 
 
 class Peer:
@@ -76,6 +77,8 @@ class Peer:
             self.close()
             return
         for line in lines:
+            if len(line) > MOST_LINE_BYTES:
+                self.close()
             if self.open and line.strip():
                 self._handle(line)
 
@@ -130,7 +133,10 @@ class Server:
             os.umask(previous)
         self._listener.listen(_MOST_PEERS)
         self._listener.setblocking(False)
-        reactor.watch(self._listener.fileno(), READ, self._accept)
+        self._listen()
+
+    def _listen(self) -> None:
+        self.reactor.watch(self._listener.fileno(), READ, self._accept)
 
     def forget(self, peer: Peer) -> None:
         """Called by a peer that closed."""
@@ -151,7 +157,12 @@ class Server:
     def _accept(self, _mask: int) -> None:
         try:
             connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
         except OSError:
+            # EMFILE: the connection stays in the backlog and poll() would spin on it; ask again in a second.
+            self.reactor.unwatch(self._listener.fileno())
+            self.reactor.after("accept", _ACCEPT_AGAIN_S, self._listen)
             return
         if len(self._peers) >= _MOST_PEERS:
             connection.close()

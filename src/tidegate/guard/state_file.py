@@ -42,8 +42,12 @@ def load(path: str) -> WorkerRecord | None:
         document = json.loads(data) if data else None
         if document is None:
             return None
-        if min(document["pid"], document["start_time"], document["generation"]) <= 0:
+        numbers = [document[name] for name in ("pid", "start_time", "generation", "prompt_cache")]
+        texts = [document[name] for name in ("profile", "url", "group")]
+        if any(type(number) is not int or number < 0 for number in numbers) or 0 in numbers[:3]:
+            return None
+        if any(type(text) is not str for text in [*texts, *document["argv"]]):
             return None
         return WorkerRecord(**{**document, "argv": tuple(document["argv"])})
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None

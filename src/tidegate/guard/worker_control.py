@@ -10,6 +10,7 @@ import time
 from functools import partial
 
 from tidegate.engines import llama_api
+from tidegate.engines.base import worker_environment
 from tidegate.frozen import frozen
 from tidegate.guard import state_file
 from tidegate.guard.reactor import READ
@@ -180,7 +181,7 @@ class WorkerControl:
                 list(self._argv),
                 oom_score_adj=self._settings.oom_score_adj,
                 death_signal=self._tied,
-                environment=dict(os.environ),
+                environment=worker_environment(os.environ),
             )
         except OSError as error:
             why = f"cannot start {self._argv[0]}: {error.strerror}"

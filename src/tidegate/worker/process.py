@@ -7,7 +7,7 @@ import signal
 import sys
 from collections import deque
 
-from tidegate.engines.base import WORKER_ENVIRONMENT
+from tidegate.engines.base import ALLOCATOR
 from tidegate.host import syscalls
 
 #: Lines of the engine's last output that go into a failure's message.
@@ -164,7 +164,7 @@ def start(
         pid = os.posix_spawn(
             sys.executable,
             [sys.executable, "-I", "-S", shim, str(oom_score_adj), parent, procs, *argv],
-            {**environment, **WORKER_ENVIRONMENT},
+            {**environment, **ALLOCATOR},
             file_actions=actions,
         )
         return Child(pid, output=read_end, group=group)
