@@ -19,6 +19,7 @@ import sys
 from typing import Any
 
 import tidegate
+from tidegate.cli import handover
 from tidegate.cli.planning import plan_profiles
 from tidegate.cli.settings_flags import flags_again, settings_from
 from tidegate.errors import TidegateError
@@ -48,7 +49,8 @@ def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
     profiles = plan_profiles(settings)
     directory = make_run_directory(run_directory(os.environ, uid=os.getuid()))
     lock = lock_directory(directory)
-    listeners = [listen(settings.gateway.listen)] if gateway else []
+    leaving = handover.dismiss_gateway(directory)
+    listeners = [handover.after(leaving, lambda: listen(settings.gateway.listen))] if gateway else []
     source = os.path.dirname(os.path.dirname(os.path.abspath(tidegate.__file__)))
     plan = Plan(
         settings=settings,

@@ -64,6 +64,7 @@ class Front:
     def stop(self) -> None:
         """Take nothing new: whoever waits is refused, what is at the worker goes on."""
         self.stopping = True
+        self.link.leave()
         self.line.wake_all()
 
     def break_off(self) -> None:

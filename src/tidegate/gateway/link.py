@@ -60,6 +60,7 @@ class Link:
         self._sent_ledger: Object = {}
         self._sent_at = -LEDGER_S
         self._timer: asyncio.TimerHandle | None = None
+        self._leaving = False
 
     @property
     def connected(self) -> bool:
@@ -67,11 +68,11 @@ class Link:
         return self._wire is not None
 
     async def run(self) -> None:
-        """Connect, and connect again, until cancelled."""
+        """Connect, and connect again, until cancelled or :meth:`leave`."""
         loop = asyncio.get_running_loop()
         was_there = True
         try:
-            while True:
+            while not self._leaving:
                 try:
                     transport, wire = await loop.create_unix_connection(lambda: _Wire(self), self._path)
                 except OSError as error:
@@ -89,6 +90,10 @@ class Link:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+
+    def leave(self) -> None:
+        """Do not connect again: a guard that comes now has a gateway of its own."""
+        self._leaving = True
 
     async def command(self, name: str, *, deadline: float, **more: Json) -> Json:
         """Ask the guard; ``deadline`` is seconds.

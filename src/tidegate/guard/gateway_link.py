@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+from tidegate.guard import state_file
 from tidegate.guard.reactor import READ
 from tidegate.host import process as host_process
 from tidegate.worker.lifecycle import backoff
@@ -37,7 +38,7 @@ class GatewayLink:
         *,
         reactor: Reactor,
         log: Log,
-        socket_path: str,
+        run_directory: str,
         tied: bool,
         lower_score: bool,
         ledger_changed: Callable[[], None],
@@ -48,7 +49,8 @@ class GatewayLink:
         self._plan = plan
         self._reactor = reactor
         self._log = log
-        self._socket_path = socket_path
+        self._socket_path = os.path.join(run_directory, "guard.sock")
+        self._record_path = os.path.join(run_directory, state_file.GATEWAY)
         self._tied = tied
         self._score = _OOM_SCORE_ADJ if lower_score else (host_process.read_oom_score_adj() or 0)
         self._ledger_changed = ledger_changed
@@ -63,18 +65,14 @@ class GatewayLink:
         return self.in_flight == 0 and self.queued == 0
 
     def connected(self, peer: Peer, message: dict[str, Any]) -> None:
-        """A gateway said hello on ``peer``. One that we did not start is an earlier guard's: it is kept."""
+        """A gateway said hello on ``peer``. While one of our own runs, another is an earlier guard's on its way out."""
+        if self._child is not None and message.get("pid") != self._child.pid:
+            peer.close()
+            return
         peer.is_gateway = True
         if self.peer is not None and self.peer is not peer:
             self.peer.close()
         self.peer = peer
-        pid = message.get("pid")
-        if self._child is None and isinstance(pid, int) and pid > 1:
-            try:
-                self._adopt(Child(pid, output=-1))
-            except OSError:
-                return
-            self._log.info(f"took over gateway {pid}")
 
     def disconnected(self, peer: Peer) -> None:
         """``peer`` closed."""
@@ -114,7 +112,7 @@ class GatewayLink:
                 argv += ["--listen-fd", str(number)]
             argv += ["--socket", self._socket_path]
             search = os.environ.get("PYTHONPATH")
-            self._adopt(
+            self._started(
                 start(
                     argv,
                     oom_score_adj=self._score,
@@ -149,8 +147,9 @@ class GatewayLink:
         if self._child is not None:
             self._child.kill()
 
-    def _adopt(self, child: Child) -> None:
+    def _started(self, child: Child) -> None:
         self._child = child
+        self._record(host_process.read_process_id(child.pid))
         self._reactor.watch(child.pidfd, READ, lambda _mask: self._exited())
         self._reactor.after("gateway", _PROVED_S, self._proved)
 
@@ -164,12 +163,19 @@ class GatewayLink:
         self._reactor.unwatch(child.pidfd)
         child.close()
         self._child = None
+        self._record(None)
         if self._stopping:
             self._reactor.cancel("gateway")
             self._ended()
             return
         self._log.error(f"gateway {child.pid} ended with status {child.status}")
         self._retry()
+
+    def _record(self, gateway: host_process.ProcessId | None) -> None:
+        if not self._tied:
+            trouble = state_file.save(self._record_path, gateway)
+            if trouble:
+                self._log.warning(trouble)
 
     def _retry(self) -> None:
         self._failures += 1

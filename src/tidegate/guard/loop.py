@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from tidegate import engines
@@ -74,7 +73,7 @@ class Guard:
             plan,
             reactor=reactor,
             log=log,
-            socket_path=os.path.join(plan.run_directory, "guard.sock"),
+            run_directory=plan.run_directory,
             tied=tied,
             lower_score=sensors.capabilities.lower_oom_score_adj,
             ledger_changed=self._ledger_changed,

@@ -1,4 +1,5 @@
-"""The state file: which worker runs, so that a restarted guard takes it over instead of killing it."""
+"""The state files: which worker and gateway run, for the guard after this one. It takes the worker over instead of
+killing it, and asks the gateway for its place."""
 
 from __future__ import annotations
 
@@ -7,6 +8,11 @@ import os
 
 from tidegate.frozen import as_json, frozen
 from tidegate.host.files import read_file
+from tidegate.host.process import ProcessId
+
+#: File names in the run directory.
+WORKER = "state.json"
+GATEWAY = "gateway.json"
 
 
 @frozen
@@ -23,7 +29,7 @@ class WorkerRecord:
     prompt_cache: int
 
 
-def save(path: str, record: WorkerRecord | None) -> str:
+def save(path: str, record: WorkerRecord | ProcessId | None) -> str:
     """Write ``record`` (None: nothing runs) whole or not at all. Returns why it could not be written, or ""."""
     temporary = f"{path}.new"
     try:
@@ -49,5 +55,17 @@ def load(path: str) -> WorkerRecord | None:
         if any(type(text) is not str for text in [*texts, *document["argv"]]):
             return None
         return WorkerRecord(**{**document, "argv": tuple(document["argv"])})
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def load_gateway(path: str) -> ProcessId | None:
+    """The gateway in ``path``, or None: no file, none ran, or it is not a record of ours."""
+    data = read_file(path, 65536)
+    try:
+        document = json.loads(data) if data else None
+        if document is None or any(type(document[name]) is not int or document[name] <= 0 for name in document):
+            return None
+        return ProcessId(**document)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None

@@ -80,7 +80,7 @@ class WorkerControl:
         self._helper = helper
         self._log = log
         self._run_directory = run_directory
-        self._state_path = os.path.join(run_directory, "state.json")
+        self._state_path = os.path.join(run_directory, state_file.WORKER)
         self._tied = tied
         self._argv: tuple[str, ...] = ()
         self._cancel_probe = threading.Event()
