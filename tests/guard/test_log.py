@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -92,6 +93,24 @@ def test_a_full_pipe_loses_lines_and_counts_them(ends: tuple[int, int]) -> None:
     log.info("again")
     assert written(ends[0])[-1:] == ["<6>tidegate: again"]
     assert log.lost == 1
+
+
+def test_a_reader_that_hangs_does_not_hold_the_guard() -> None:
+    read, write = os.pipe()
+    log = Log(level="info", format="text", fd=write)
+    os.set_blocking(write, False)
+    while not log.lost:
+        log.info("x" * 3000)
+    os.set_blocking(write, True)
+    log.error("this one would block")
+    assert log.lost == 2
+    os.close(read)
+    os.close(write)
+
+
+def test_a_line_fits_what_a_pipe_takes_at_once(ends: tuple[int, int]) -> None:
+    make(ends).info("é" * 5000)
+    assert len(os.read(ends[0], 1 << 16)) == select.PIPE_BUF
 
 
 def test_a_reader_that_left() -> None:

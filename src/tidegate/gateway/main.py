@@ -9,11 +9,13 @@ import gc
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import time
 from collections.abc import Sequence
+from typing import TextIO
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -34,6 +36,19 @@ FAREWELL_S = 1.0
 
 #: systemd reads these prefixes (sd-daemon(3)).
 _PRIORITY = {"debug": "<7>", "info": "<6>", "warning": "<4>", "error": "<3>", "critical": "<2>"}
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Loses lines rather than wait: a log reader that hangs must not hold every client."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._room = select.poll()
+        self._room.register(stream.fileno(), select.POLLOUT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._room.poll(0):
+            super().emit(record)
 
 
 class _JsonFormatter(logging.Formatter):
@@ -79,7 +94,7 @@ class _TextFormatter(logging.Formatter):
 
 def set_up_logging(settings: LogSettings) -> None:
     """Log to standard error as the settings say; unknown levels mean info."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(sys.stderr)
     journal = "JOURNAL_STREAM" in os.environ
     handler.setFormatter(_JsonFormatter() if settings.format == "json" else _TextFormatter(journal=journal))
     logging.getLogger("aiohttp.server").addFilter(_NoHttpTracebacks())

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import time
 
 LEVELS = ("debug", "info", "warning", "error")
 #: systemd reads these prefixes (sd-daemon(3)); a terminal does not need them.
 _PRIORITY = {"debug": "<7>", "info": "<6>", "warning": "<4>", "error": "<3>"}
+#: A pipe that polls as writable takes this much at once (pipe(7)), less the newline.
+_MOST_BYTES = select.PIPE_BUF - 1
 
 
 class Log:
@@ -23,6 +26,8 @@ class Log:
         self.lost = 0
         self._fd = fd
         self._journal = journal
+        self._room = select.poll()
+        self._room.register(fd, select.POLLOUT)
 
     def debug(self, message: str, **facts: object) -> None:
         self.write("debug", message, facts)
@@ -49,7 +54,12 @@ class Log:
             line = f"{prefix}{clock}tidegate: {'' if level == 'info' else level + ': '}{message}{tail}"
         # An engine's output may hold escape sequences; a terminal must not obey them.
         shown = "".join(char if char >= " " else f"\\x{ord(char):02x}" for char in line.replace("\n", " | "))
-        data = shown.encode("utf-8", "backslashreplace") + b"\n"
+        data = shown.encode("utf-8", "backslashreplace")[:_MOST_BYTES] + b"\n"
+        # The descriptor is shared, so it cannot be made non-blocking; and a reader that hangs, or a terminal that was
+        # stopped by Ctrl-S, would hold a blocking write for ever.
+        if not self._room.poll(0):
+            self.lost += 1
+            return
         try:
             os.write(self._fd, data)
         except OSError:
