@@ -16,6 +16,7 @@ from tidegate.gateway.assemble import Json
 from tidegate.gateway.errors import MOST_RETRY_AFTER_S, Refusal, Surface
 from tidegate.gateway.headers import plain_path, request_headers, response_headers
 from tidegate.gateway.openai import PART_TOKENS, InvalidRequestError, Weight, parse, weigh
+from tidegate.gateway.passthrough import wants_stream
 from tidegate.gateway.state import GuardState, Station
 from tidegate.gateway.state import parse as parse_state
 from tidegate.gateway.tokens import MARGIN, START_RATIO, Ratios
@@ -35,6 +36,7 @@ USER = {"role": "user", "content": "hi"}
         (b"[]", "not a JSON object"),
         (b"null", "not a JSON object"),
         (b'{"a":NaN}', "NaN"),
+        (b'{"a":[' + b"{}," * 200_000 + b"{}]}", "more than 262144 commas and brackets"),
         (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (b'{"messages":[{"role":"user","content":"x"}],"a":' + b"[" * 900 + b"]" * 900 + b"}", "nested too deeply"),
         (b"{}", "'messages' is required"),
@@ -299,3 +301,8 @@ def test_epochs_number_the_announcements() -> None:
     assert tell("hold", 2, state="backoff") == 4
     assert tell("open", 3) == 5
     assert station.ordered_generation == 2
+
+
+def test_a_body_that_would_fill_memory_is_not_read_to_find_out_about_a_stream() -> None:
+    assert wants_stream(b'{"stream":true}')
+    assert not wants_stream(b'{"stream":true,"a":[' + b"{}," * 200_000 + b"{}]}")

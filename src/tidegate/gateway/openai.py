@@ -15,6 +15,9 @@ from tidegate.gateway.assemble import Json, Object
 #: Tokens counted for a part of a message that is no text (an image is 256 to 1024 in today's small models).
 PART_TOKENS = 1024
 
+#: Commas and opening brackets in a body. Python takes 200 bytes for what JSON says in four, so 64 MiB of "{}," would be
+#: 1.8 GB here; and every one is at least a token, of which no board's model takes this many.
+_MOST_MARKS = 1 << 18
 #: Only a body with this many brackets can be so deep that it was read but cannot be written again.
 _DEEP = 500
 
@@ -99,12 +102,15 @@ def decode(data: bytes) -> Object:
     """The request body as an object.
 
     Raises:
-        InvalidRequestError: not UTF-8, not JSON, nested too deeply, or no object.
+        InvalidRequestError: not UTF-8, not JSON, nested too deeply, of too many values, or no object.
     """
+    brackets = data.count(b"[") + data.count(b"{")
+    if brackets + data.count(b",") > _MOST_MARKS:
+        raise InvalidRequestError(f"cannot read the body: it has more than {_MOST_MARKS} commas and brackets")
     try:
         # NaN and Infinity are no JSON, and the engine would answer 500 to them.
         value: Json = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
-        if data.count(b"[") + data.count(b"{") > _DEEP:
+        if brackets > _DEEP:
             encode(value)
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"cannot read the body: it is not UTF-8 (byte {error.start})") from None

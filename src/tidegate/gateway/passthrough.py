@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import aiohttp
 
-from tidegate.gateway import errors
-from tidegate.gateway.assemble import Json
+from tidegate.gateway import errors, openai
 from tidegate.gateway.carry import Carrier, EngineSaid, Finished, Result
 from tidegate.gateway.completion import engine_error
 from tidegate.gateway.errors import Refusal
@@ -48,10 +45,10 @@ def wants_stream(body: bytes) -> bool:
     if b'"stream"' not in body:
         return False
     try:
-        value: Json = json.loads(body)
-    except (ValueError, RecursionError):
+        return openai.decode(body).get("stream") is True
+    except openai.InvalidRequestError:
+        # The engine's to say.
         return False
-    return isinstance(value, dict) and value.get("stream") is True
 
 
 class PassJob:
