@@ -52,7 +52,8 @@ class Outer:
     many: tuple[Ours, ...] = ()
 
 
-FIELDS = st.tuples(st.text(), st.floats(), st.lists(st.text()).map(tuple))
+# NaN: dataclasses changed from comparing tuples to comparing fields in 3.13, which differs for the same NaN object.
+FIELDS = st.tuples(st.text(), st.floats(allow_nan=False), st.lists(st.text()).map(tuple))
 
 
 @given(FIELDS, FIELDS)

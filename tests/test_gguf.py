@@ -257,7 +257,7 @@ def test_things_that_are_no_files(folder: Path) -> None:
         with pytest.raises(TidegateError) as caught:
             read_gguf(str(path))
         assert str(caught.value) == f"cannot read model {path}: {why}"
-    with pytest.raises(TidegateError, match="null byte"):
+    with pytest.raises(TidegateError, match="its name has a NUL byte"):
         read_gguf("a\0b")
 
 

@@ -106,6 +106,8 @@ def read_header(path: str, wanted: Container[str]) -> Header:
         GgufError: not a regular file, not GGUF v2 or v3 (little endian), damaged, truncated or beyond a bound.
         OSError: it cannot be opened or read.
     """
+    if "\0" in path:
+        raise GgufError("its name has a NUL byte")
     # O_NONBLOCK: opening a FIFO without a writer must not wait.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

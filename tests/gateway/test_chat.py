@@ -184,6 +184,8 @@ def test_warn_takes_one_at_a_time(stage: Scene) -> None:
     stage.tell(level="warn")
     jobs = [Background(lambda: stage.chat(max_tokens=5)) for _ in range(4)]
     assert all(job.result().content == tokens(5) for job in jobs)
+    # The engine logs an answer's end after it was sent.
+    until(lambda: len(engine.events("done")) == 4)
     times = sorted((e["time"], e["event"]) for e in engine.events("start") + engine.events("done"))
     assert [event for _, event in times] == ["start", "done"] * 4
 

@@ -295,6 +295,8 @@ def test_garbage_statistics_never_raise(data: bytes) -> None:
 def real_group() -> Iterator[tuple[Hierarchy, str]]:
     """A child of our own group in the kernel's hierarchy, with a limit."""
     hierarchy = find_hierarchy()
+    if not hierarchy.memory:
+        pytest.skip("no memory controller on this machine")
     name = f"tidegate-test-{os.getpid()}"
     group = f"{hierarchy.group.rstrip('/')}/{name}"
     directory = hierarchy.directory_of(group)
