@@ -16,6 +16,7 @@ ignored) and these of its own:
     --fake-fail-code N     ... with this code (default 1)
     --fake-anon-mib N      touch N MiB of anonymous memory when loaded
     --fake-leak-kib N      keep N more KiB of it for every generating request (the host prompt cache)
+    --fake-flood           write to stderr all the time, as fast as it takes it
     --fake-log PATH        append a JSON line for everything that happens (survives a SIGKILL)
 
 A prompt's tokens are its whitespace-separated words plus one for each message; an answer is "tok0 tok1 tok2 ...", up
@@ -53,6 +54,7 @@ class Options:
         self.token_ms = 0.0
         self.prefill_ms = 0.0
         self.ignore_term = False
+        self.flood = False
         self.crash_at = 0
         self.crash_tokens = -1
         self.crash_word = ""
@@ -82,8 +84,8 @@ class Options:
             index += 1
             if name is None:
                 continue
-            if name == "ignore_term":
-                self.ignore_term = True
+            if name in ("ignore_term", "flood"):
+                setattr(self, name, True)
                 continue
             if not value:
                 if index >= len(argv):
@@ -425,6 +427,14 @@ def listen(options: Options) -> socket.socket:
     return server
 
 
+def flood() -> None:
+    while True:
+        try:
+            os.write(2, b"flood " * 100 + b"\n")
+        except BlockingIOError:
+            pass
+
+
 def main() -> None:
     options = Options(sys.argv[1:])
     if options.fail:
@@ -439,6 +449,8 @@ def main() -> None:
     engine.log("listening", host=options.host)
     if options.anon_mib:
         threading.Thread(target=engine.touch, args=(options.anon_mib << 20,), daemon=True).start()
+    if options.flood:
+        threading.Thread(target=flood, daemon=True).start()
     while True:
         sock, _ = server.accept()
         threading.Thread(target=Connection(engine, sock).run, daemon=True).start()

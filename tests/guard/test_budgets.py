@@ -98,3 +98,14 @@ def test_at_rest_one_look_an_interval(start: Start) -> None:
     # One wake-up a look; the question above and a pre-emption are the rest.
     assert woken <= looks + 4
     assert looks >= span / 0.2 * 0.5
+
+
+def test_an_engine_that_floods_its_output_costs_next_to_nothing(start: Start) -> None:
+    running = start(extra=("--fake-flood",))
+    running.wait_ready()
+    used, began = running.status()["guard"]["cpu_s"], time.monotonic()
+    eventually(lambda: time.monotonic() - began >= 2.0)
+    share = (running.status()["guard"]["cpu_s"] - used) / (time.monotonic() - began)
+    # 40 % when it is read as fast as it comes.
+    assert share < 0.05
+    assert memory_of(running.process.pid)["VmRSS"] <= MOST_RSS

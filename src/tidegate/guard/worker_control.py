@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 #: Between two tries of the readiness probe. A try on a socket that is not there yet costs 0.1 ms.
 _PROBE_EVERY_S = 0.01
 _PROBE_TIMEOUT_S = 10.0
+#: Between two reads of the engine's output: one that floods it must not cost more than 1 % of a core.
+_OUTPUT_EVERY_S = 0.05
+#: A pipe holds 64 KiB, so four reads and the end of it are all that a dead engine can have left.
+_LAST_READS = 5
 #: Between two looks at whether a killed group is empty and its bytes are back.
 _SETTLE_EVERY_S = 0.005
 #: The kernel's counters follow an exit within milliseconds; longer than this a neighbour has eaten the bytes.
@@ -194,7 +198,9 @@ class WorkerControl:
 
     def _never_started(self, generation: int, why: str) -> None:
         self._log.error(why)
-        self.apply(self.life.exited(generation, why=why, ready_for=None, foreign_kill=False))
+        effects = self.life.exited(generation, why=why, ready_for=None, foreign_kill=False)
+        # An order that came in between waits for the end of a process that never was.
+        self.apply(effects or self.life.emptied(generation))
 
     def _endpoint(self, generation: int) -> str:
         path = os.path.join(self._run_directory, f"worker-{generation}.sock")
@@ -207,8 +213,11 @@ class WorkerControl:
 
     def _watch(self, child: Child) -> None:
         self._reactor.watch(child.pidfd, READ, lambda _mask: self._ended())
-        if child.output >= 0:
-            self._reactor.watch(child.output, READ, lambda _mask: self._output())
+        self._watch_output()
+
+    def _watch_output(self) -> None:
+        if self.child is not None and self.child.output >= 0:
+            self._reactor.watch(self.child.output, READ, lambda _mask: self._output())
 
     def _unwatch(self, child: Child) -> None:
         self._reactor.unwatch(child.pidfd)
@@ -216,14 +225,12 @@ class WorkerControl:
             self._reactor.unwatch(child.output)
 
     def _output(self) -> None:
-        if self.child is None:
+        if self.child is None or self.child.output < 0:
             return
-        output = self.child.output
+        self._reactor.unwatch(self.child.output)
         for line in self.child.read_output():
             self._log.debug(f"engine: {line}")
-        if self.child.output < 0:
-            # The descriptor is closed by now, but poll() must not keep its number.
-            self._reactor.unwatch(output)
+        self._reactor.after("output", _OUTPUT_EVERY_S, self._watch_output)
 
     def _probe(self, generation: int) -> None:
         self._cancel_probe = cancel = threading.Event()
@@ -293,7 +300,9 @@ class WorkerControl:
             return
         self._cancel_probe.set()
         self._reactor.unwatch(child.pidfd)
-        self._output()
+        # Its last words are the reason.
+        for _ in range(_LAST_READS):
+            self._output()
         if self.life.state in (WorkerState.STOPPING, WorkerState.DRAINING):
             self.apply(self.life.exited(self.life.generation, why=self._why(child), ready_for=None, foreign_kill=False))
             self._settle_until = self._reactor.clock() + _SETTLE_MOST_S
@@ -343,6 +352,7 @@ class WorkerControl:
             return
         self._unwatch(child)
         child.close()
+        self._reactor.cancel("output")
         self._reactor.cancel("settle")
         self._reactor.cancel("proved")
         if self.url.startswith("unix:"):

@@ -17,6 +17,7 @@ OOM_SCORE_ADJ_MAX = 1000
 # Fields of /proc/PID/stat after the command, which is field 2 (proc_pid_stat(5)): state is 3, ppid 4, starttime 22.
 _STATE_FIELD = 3
 _PPID_FIELD = 4
+_GROUP_FIELD = 5
 _START_FIELD = 22
 
 
@@ -155,6 +156,16 @@ def find_children(pid: int, root: str = "/") -> tuple[int, ...]:
             if parsed is not None and parsed[1] == pid:
                 children.add(other)
     return tuple(sorted(children))
+
+
+def group_lives(group: int, root: str = "/") -> bool:
+    """Whether a process of this process group runs: zombies whose parent never reaps them do not count. Walks /proc."""
+    for pid in _pids(rooted(root, "/proc")):
+        data = read_file(rooted(root, f"/proc/{pid}/stat"), 4096) or b""
+        parsed, fields = parse_stat(data), data[data.rfind(b")") + 1 :].split()
+        if parsed is not None and number(fields[_GROUP_FIELD - _STATE_FIELD]) == group and parsed[0] not in "ZX":
+            return True
+    return False
 
 
 def find_by_name(name: str, root: str = "/") -> tuple[int, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections import deque
 
 from tidegate.engines.base import ALLOCATOR
+from tidegate.host import process as host_process
 from tidegate.host import syscalls
 
 #: Lines of the engine's last output that go into a failure's message.
@@ -70,14 +72,13 @@ class Child:
 
     def leader_alive(self) -> bool:
         """Whether the leader is there and no zombie, for a process that is not our child."""
-        try:
-            signal.pidfd_send_signal(self.pidfd, 0)
-        except OSError:
-            return False
-        return True
+        # A signal 0 reaches a zombie too, and one whose parent does not reap it stays one for ever.
+        ended = select.poll()
+        ended.register(self.pidfd, select.POLLIN)
+        return not ended.poll(0)
 
     def is_empty(self) -> bool:
-        """Whether nothing of its cgroup, or of its process group, is left."""
+        """Whether nothing of its cgroup, or of its process group, is left. Ask after the leader was reaped."""
         if self.group:
             try:
                 with open(f"{self.group}/cgroup.events", "rb") as file:
@@ -85,12 +86,18 @@ class Child:
             except OSError:
                 pass
         try:
+            # As a container's process 1 we inherit what its leader left: zombies in its group, until we reap them.
+            while os.waitpid(-self.pid, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+        try:
             os.killpg(self.pid, 0)
         except ProcessLookupError:
             return True
         except OSError:
-            return False
-        return False
+            pass
+        return not host_process.group_lives(self.pid)
 
     def terminate(self) -> None:
         """SIGTERM to the whole process group: a shell around the engine would keep it for itself."""
