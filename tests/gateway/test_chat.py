@@ -246,8 +246,8 @@ def test_another_model_is_said(stage: Scene) -> None:
 
 
 def test_the_line_is_bounded(stage: Scene) -> None:
-    jobs = [Background(lambda: stage.chat(max_tokens=1)) for _ in range(64)]
-    until(lambda: stage.queued() == 64)
+    jobs = [Background(lambda: stage.chat(max_tokens=1)) for _ in range(256)]
+    until(lambda: stage.queued() == 256)
     reply = stage.chat()
     assert (reply.status, reply.error["reason"]) == (503, "queue_full")
     assert int(reply.headers["retry-after"]) >= 1

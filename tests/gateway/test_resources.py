@@ -46,16 +46,18 @@ def test_memory_of_held_streams(stage: Scene) -> None:
     socks = []
     body = json.dumps(chat(stream=True, max_tokens=300)).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    # 64 that are being answered, 64 that wait in the line, and the rest as held passed requests.
-    for index in range(200):
+    # 64 that are being answered and 136 that wait; then all 200 wait for a new worker.
+    for _ in range(200):
         sock = socket.create_connection(("127.0.0.1", stage.port))
-        if index < 128:
-            sock.sendall(head + body)
-        else:
-            sock.sendall(b"GET /tidegate/events HTTP/1.1\r\nHost: a\r\n\r\n")
+        sock.sendall(head + body)
         socks.append(sock)
-    until(lambda: stage.metric("tidegate_requests_in_flight") == 64 and stage.queued() == 64)
+    until(lambda: stage.metric("tidegate_requests_in_flight") == 64 and stage.queued() == 136)
+    answering = rss(stage) - before
+    assert answering / 200 <= 40
+    stage.tell(gate="hold")
+    until(lambda: stage.metric("tidegate_requests_in_flight") == 0 and stage.queued() > 0)
     grown = rss(stage) - before
+    print(f"\n{answering / 200:.0f} KB a stream in flight or waiting, {grown / 200:.0f} KB held")
     for sock in socks:
         sock.close()
     assert grown / 200 <= 40

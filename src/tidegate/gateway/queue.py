@@ -10,8 +10,8 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-#: Requests that may wait: 64 chats at 5 tokens/s are hours of work for a board already.
-MOST_WAITING = 64
+#: Requests that may wait: more clients than a board has, and at 14 KB each 4 MB. Bodies have a bound of their own.
+MOST_WAITING = 256
 
 
 class LineFullError(Exception):
