@@ -435,7 +435,36 @@ def flood() -> None:
             pass
 
 
+HELP = """fake llama-server
+
+-h,    --help, --usage                  print usage and exit
+-m,    --model FNAME                    model path
+-c,    --ctx-size N                     size of the prompt context (see also -np, --not-a-flag)
+-np,   --parallel N                     number of server slots
+-b,    --batch-size N                   logical maximum batch size
+-ub,   --ubatch-size N                  physical maximum batch size
+-t,    --threads N                      number of threads
+-ctk,  --cache-type-k TYPE              KV cache data type for K
+-ctv,  --cache-type-v TYPE              KV cache data type for V
+-fa,   --flash-attn [on|off|auto]       flash attention
+-cram, --cache-ram N                    host prompt cache in MiB
+       --ctx-checkpoints N              checkpoints of a slot
+-fit,  --fit [on|off]                   adjust unset arguments to fit
+       --no-warmup                      skip the warm-up
+       --metrics                        serve /metrics
+       --no-webui                       no web UI
+       --offline                        no downloads
+-to,   --timeout N                      read and write time-out
+       --host HOST                      address, or a path that ends in .sock
+       --port PORT                      port
+"""
+
+
 def main() -> None:
+    if "--help" in sys.argv:
+        own = (line.split()[0] for line in __doc__.splitlines() if line.strip().startswith("--fake-"))
+        print(HELP + "\n".join(own))
+        sys.exit(0)
     options = Options(sys.argv[1:])
     if options.fail:
         sys.stderr.write(options.fail + "\n")

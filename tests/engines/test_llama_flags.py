@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidegate import engines
+from tidegate.engines.help_text import parse_flags
 from tidegate.engines.llama_flags import OWNED_FLAGS, llama_flags
 from tidegate.frozen import replace
 from tidegate.settings.model import Profile, WorkerSettings
@@ -14,7 +15,7 @@ PROFILE = Profile("lean", "/models/m.gguf", context=1024, kv_type="q8_0")
 
 def flags(profile: Profile = PROFILE, *, prompt_cache: int = 0, endpoint: str = "unix:/run/w.sock") -> dict[str, str]:
     """Flag -> value; "" for switches."""
-    words = llama_flags(profile, prompt_cache=prompt_cache, endpoint=endpoint)
+    words = llama_flags(profile, frozenset(), prompt_cache=prompt_cache, endpoint=endpoint)
     found: dict[str, str] = {}
     for word, following in zip(words, [*words[1:], "-"], strict=True):
         if word.startswith("-"):
@@ -66,7 +67,9 @@ def test_endpoints() -> None:
 
 
 def test_extra_comes_last_so_that_it_wins() -> None:
-    words = llama_flags(replace(PROFILE, extra=("--timeout", "5")), prompt_cache=0, endpoint="http://127.0.0.1:1")
+    words = llama_flags(
+        replace(PROFILE, extra=("--timeout", "5")), frozenset(), prompt_cache=0, endpoint="http://127.0.0.1:1"
+    )
     assert words[-2:] == ["--timeout", "5"]
 
 
@@ -81,13 +84,39 @@ def test_every_flag_that_memory_is_planned_by_is_owned() -> None:
 
 
 def test_the_engine_that_settings_name() -> None:
-    llama = engines.create(WorkerSettings(engine="llama-server", command=("nice", "llama-server")), "/usr/bin/python3")
+    llama = engines.create(
+        WorkerSettings(engine="llama-server", command=("nice", "llama-server")), "/usr/bin/python3", ()
+    )
     argv = llama.argv(PROFILE, prompt_cache=0, endpoint="unix:/w.sock")
     assert argv[:4] == ["nice", "llama-server", "-m", "/models/m.gguf"]
-    default = engines.create(WorkerSettings(engine="llama-server"), "/usr/bin/python3")
+    default = engines.create(WorkerSettings(engine="llama-server"), "/usr/bin/python3", ())
     assert default.argv(PROFILE, prompt_cache=0, endpoint="unix:/w.sock")[0] == "llama-server"
-    package = engines.create(WorkerSettings(engine="xllamacpp"), "/usr/bin/python3")
+    package = engines.create(WorkerSettings(engine="xllamacpp"), "/usr/bin/python3", ())
     argv = package.argv(PROFILE, prompt_cache=0, endpoint="unix:/w.sock")
     assert argv[:2] == ["/usr/bin/python3", "-P"]
     assert argv[2].endswith("/xllamacpp_host.py")
     assert (llama.name, package.name) == ("llama-server", "xllamacpp")
+
+
+def test_a_build_gets_only_what_it_knows_by_the_name_it_knows() -> None:
+    old = frozenset(("--model", "--ctx-size", "--parallel", "-b", "--no-ui", "--host", "--port", "--flash-attn"))
+    words = llama_flags(PROFILE, old, prompt_cache=0, endpoint="http://127.0.0.1:4711")
+    assert [word for word in words if word.startswith("-")] == [
+        "--model", "--ctx-size", "--parallel", "-b", "--flash-attn", "--no-ui", "--host", "--port",
+    ]  # fmt: skip
+
+
+def test_flags_are_read_from_a_help_text() -> None:
+    text = (
+        "----- common params -----\n\n"
+        "-h,    --help, --usage                  print usage and exit\n"
+        "-c,    --ctx-size N                     size (default: 0, --not-this = loaded, -x, --nor-this)\n"
+        "                                        (env: LLAMA_ARG_CTX_SIZE) --neither\n"
+        "-fa,   --flash-attn [on|off|auto]       set, -y\n"
+        "--no-webui, --no-ui                     off\n"
+        "-1 is no flag\n-- nor that\n"
+    )
+    assert parse_flags(text) == {
+        "-h", "--help", "--usage", "-c", "--ctx-size", "-fa", "--flash-attn", "--no-webui", "--no-ui",
+    }  # fmt: skip
+    assert parse_flags("\0\n-\n--\n---x\n-,-,\n") == frozenset()

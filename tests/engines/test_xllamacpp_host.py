@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+from tidegate.engines.help_text import parse_flags
 from tidegate.engines.llama_flags import llama_flags
+from tidegate.engines.xllamacpp import Xllamacpp
 from tidegate.settings.model import Profile
 from tidegate.settings.table import KV_TYPES
 
@@ -18,7 +22,7 @@ from tidegate.engines.xllamacpp_host import SWITCHES, VALUES, parameters  # noqa
 
 def test_a_profile() -> None:
     profile = Profile("lean", "/models/tiny.gguf", context=1024, slots=2, kv_type="q8_0", threads=3)
-    found = parameters(llama_flags(profile, prompt_cache=64 << 20, endpoint="unix:/run/w.sock"))
+    found = parameters(llama_flags(profile, frozenset(), prompt_cache=64 << 20, endpoint="unix:/run/w.sock"))
     assert (found.model.path, found.model_alias) == ("/models/tiny.gguf", {"tiny"})
     assert (found.n_ctx, found.n_parallel) == (2048, 2)
     assert (found.n_batch, found.n_ubatch) == (256, 128)
@@ -34,7 +38,7 @@ def test_a_profile() -> None:
 
 
 def test_a_port() -> None:
-    flags = llama_flags(Profile("a", "m"), prompt_cache=0, endpoint="http://127.0.0.1:4711")
+    flags = llama_flags(Profile("a", "m"), frozenset(), prompt_cache=0, endpoint="http://127.0.0.1:4711")
     found = parameters(flags)
     assert (found.hostnames, found.port, found.cache_ram_mib) == (["127.0.0.1"], 4711, 0)
 
@@ -93,3 +97,10 @@ def test_a_number_that_no_parameter_holds() -> None:
 
 def test_values_and_switches_are_apart() -> None:
     assert VALUES.keys().isdisjoint(SWITCHES)
+
+
+def test_help_names_every_flag_and_is_read_back() -> None:
+    done = subprocess.run(
+        [*Xllamacpp(sys.executable).command(), "--help"], capture_output=True, text=True, check=True, timeout=20
+    )
+    assert parse_flags(done.stdout) == frozenset([*VALUES, *SWITCHES])

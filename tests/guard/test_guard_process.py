@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,29 @@ def test_a_second_term_ends_at_once(start: Start) -> None:
     assert not is_alive(worker["pid"])
 
 
+@pytest.mark.parametrize("name", ["SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGPIPE"])
+def test_a_stray_signal_neither_ends_nor_suspends_the_guard(start: Start, name: str) -> None:
+    running = start()
+    worker = running.wait_ready()
+    running.process.send_signal(getattr(signal, name))
+    if name != "SIGPIPE":
+        running.wait_log(f"ignored {name}")
+    assert running.worker()["state"] == "ready"
+    # The worker has the default again: it is its own master.
+    ignored = re.search(r"^SigIgn:\t(\w+)$", Path(f"/proc/{worker['pid']}/status").read_text(), re.MULTILINE)
+    assert ignored is not None
+    assert not int(ignored[1], 16) & 1 << getattr(signal, name) - 1 or name == "SIGPIPE"
+
+
+def test_a_reload_that_fails_says_why(start: Start) -> None:
+    running = start()
+    running.wait_ready()
+    (running.directory / "model.gguf").unlink()
+    running.process.send_signal(signal.SIGHUP)
+    running.wait_log(r"error: cannot reload: cannot read .*model\.gguf")
+    assert running.worker()["state"] == "ready"
+
+
 def test_a_worker_that_ignores_term_is_killed_by_time(start: Start) -> None:
     running = start(extra=("--fake-ignore-term",))
     worker = running.wait_ready()
@@ -58,7 +81,7 @@ def test_a_worker_that_ignores_term_is_killed_by_time(start: Start) -> None:
 
 
 def test_steps_resets_and_their_log(start: Start) -> None:
-    running = start("--budget", "400M", extra=("--fake-anon-mib", "50"))
+    running = start("--budget", "300M", extra=("--fake-anon-mib", "150"))
     running.wait_ready()
     assert running.cli("step", "lean").returncode == 0
     assert running.worker()["profile"] == "lean"
@@ -108,7 +131,9 @@ def test_a_worker_that_exits_by_itself_is_started_again(start: Start) -> None:
 
 def test_what_a_worker_leaves_behind_is_ended_too(start: Start, tmp_path: Path) -> None:
     shell = tmp_path / "engine.sh"
-    shell.write_text(f'#!/bin/sh\nsleep 1000 &\necho $! > {tmp_path}/child\n"$@"\n')
+    shell.write_text(
+        f'#!/bin/sh\ncase "$*" in *--help*) exec "$@";; esac\nsleep 1000 &\necho $! > {tmp_path}/child\n"$@"\n'
+    )
     shell.chmod(0o755)
     config = fake_config(tmp_path).replace('command = ["', f'command = ["{shell}", "')
     running = start(config=config)
@@ -134,12 +159,17 @@ def test_a_worker_that_never_starts_waits_longer_and_says_why(start: Start) -> N
 
 
 def test_an_engine_that_cannot_be_run_is_a_failure_with_its_reason(start: Start, tmp_path: Path) -> None:
-    broken = tmp_path / "engine"
-    broken.write_text("#!/no/such/interpreter\n")
-    broken.chmod(0o755)
-    config = fake_config(tmp_path).replace(f'["{sys.executable}"', f'["{broken}"')
+    engine = tmp_path / "engine"
+    engine.write_text('#!/bin/sh\nexec "$@"\n')
+    engine.chmod(0o755)
+    config = fake_config(tmp_path).replace('command = ["', f'command = ["{engine}", "')
     running = start(config=config)
-    running.wait_up()
+    running.wait_ready()
+    # It was fine when the launcher looked; then somebody replaced it.
+    engine.write_text("#!/no/such/interpreter\n")
+    done = running.cli("reset")
+    assert done.returncode == 1
+    assert "the worker does not start: exited with status 127: cannot run" in done.stderr
     running.wait_log(r"exited with status 127: cannot run .*engine: No such file or directory")
 
 
@@ -350,7 +380,7 @@ def test_only_the_standard_library_and_nothing_after_start(start: Start, tmp_pat
 
     def modules() -> list[str]:
         probe.unlink(missing_ok=True)
-        running.process.send_signal(signal.SIGUSR2)
+        running.process.send_signal(signal.SIGRTMIN)
         return sorted(eventually(lambda: probe.read_text() if probe.exists() else "").split())
 
     first = modules()

@@ -69,7 +69,7 @@ def test_the_schema_is_one() -> None:
         ),
         (
             ("worker", "properties", "engine"),
-            [create(WorkerSettings(engine=name), "python").name for name in ("llama-server", "xllamacpp")],
+            [create(WorkerSettings(engine=name), "python", ()).name for name in ("llama-server", "xllamacpp")],
         ),
     ],
     ids=lambda part: part[-1] if isinstance(part, tuple) else "",

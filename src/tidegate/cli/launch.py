@@ -6,13 +6,11 @@ The guard is exec'd in place of this process, so the pid that a shell or systemd
 from __future__ import annotations
 
 import argparse
-import ctypes
 import errno
 import fcntl
 import importlib.util
 import json
 import os
-import shutil
 import socket
 import stat
 import sys
@@ -20,12 +18,13 @@ from typing import Any
 
 import tidegate
 from tidegate.cli import handover
+from tidegate.cli.engine_check import check_engine
 from tidegate.cli.planning import plan_profiles
 from tidegate.cli.settings_flags import flags_again, settings_from
 from tidegate.errors import TidegateError
 from tidegate.guard.plan import Plan
 from tidegate.settings.load import parse_listen
-from tidegate.settings.model import Settings, WorkerSettings
+from tidegate.settings.model import Settings
 from tidegate.settings.paths import run_directory
 
 #: Clients that may wait in the kernel while the gateway is busy or being started again.
@@ -41,7 +40,7 @@ def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
         TidegateError: it cannot start, and would not the next time either.
     """
     settings = settings_from(arguments)
-    check_engine(settings.worker)
+    flags = check_engine(settings.worker)
     if gateway and importlib.util.find_spec("aiohttp") is None:
         raise TidegateError(
             "cannot start the gateway: aiohttp is not installed", hint="pip install 'tidegate[gateway]'"
@@ -55,6 +54,7 @@ def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
     plan = Plan(
         settings=settings,
         profiles=profiles,
+        engine_flags=flags,
         run_directory=directory,
         python=sys.executable,
         source=source,
@@ -74,32 +74,6 @@ def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
         print(f"tidegate: listening on {_shown(listeners[0], settings.gateway.listen)}", file=sys.stderr, flush=True)
     guard = os.path.join(source, "tidegate", "guard", "__main__.py")
     os.execv(sys.executable, [sys.executable, "-I", "-S", guard, str(plan_fd)])
-
-
-def check_engine(worker: WorkerSettings) -> None:
-    """Find out now what would make every start of the engine fail.
-
-    Raises:
-        TidegateError: the engine is not installed, or a library it needs is not.
-    """
-    if worker.engine == "llama-server":
-        program = worker.command[0] if worker.command else "llama-server"
-        if shutil.which(program) is None:
-            what = f"{program} is not executable" if os.path.exists(program) else f"no program {program}"
-            raise TidegateError(
-                f"cannot use engine llama-server: {what}",
-                hint="set worker.command, or pip install 'tidegate[demo]' for the xllamacpp engine",
-            )
-        return
-    if importlib.util.find_spec("xllamacpp") is None:
-        raise TidegateError("cannot use engine xllamacpp: it is not installed", hint="pip install 'tidegate[demo]'")
-    try:
-        # xllamacpp's wheel links the system's OpenMP library.
-        ctypes.CDLL("libgomp.so.1")
-    except OSError:
-        raise TidegateError(
-            "cannot use engine xllamacpp: libgomp.so.1 is not installed", hint="apt-get install libgomp1"
-        ) from None
 
 
 def make_run_directory(path: str) -> str:

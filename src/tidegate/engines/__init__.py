@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from tidegate.settings.model import WorkerSettings
 
 
-def create(settings: WorkerSettings, python: str) -> Engine:
-    """The adapter that ``settings`` name; ``python`` is the interpreter that has the engine's package."""
+def create(settings: WorkerSettings, python: str, flags: tuple[str, ...]) -> Engine:
+    """The adapter that ``settings`` name; ``python`` is the interpreter that has the engine's package, ``flags`` are
+    those that the engine's build knows."""
     if settings.engine == "llama-server":
-        return LlamaServer(settings.command)
-    return Xllamacpp(python)
+        return LlamaServer(settings.command, frozenset(flags))
+    return Xllamacpp(python, frozenset(flags))

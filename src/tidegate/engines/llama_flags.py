@@ -18,36 +18,46 @@ OWNED_FLAGS = frozenset(
 )
 
 
-def llama_flags(profile: Profile, *, prompt_cache: int, endpoint: str) -> list[str]:
-    """The flags of llama-server (b11434) that serve ``profile`` on ``endpoint``.
+#: Without these (any name of each) a program is no llama-server, or none that can be kept within bounds.
+NEEDED_FLAGS = (("-m", "--model"), ("-c", "--ctx-size"), ("-np", "--parallel"), ("--host",), ("--port",))
+
+
+def llama_flags(profile: Profile, known: frozenset[str], *, prompt_cache: int, endpoint: str) -> list[str]:
+    """The flags of llama-server (names of b11434) that serve ``profile`` on ``endpoint``.
 
     Left unset, these would each break a board: ``-c`` (sized to all RAM), ``-np`` (four slots), ``--cache-ram``
     (8 GiB of anonymous memory), ``--ctx-checkpoints`` (32 a slot), ``-fit`` (ignores cgroups). ``prompt_cache`` is
-    bytes; the flag takes whole MiB.
+    bytes; the flag takes whole MiB. ``known`` are the flags of the build at hand (none: all): one that it does not
+    know would end it at once, and what it would have bounded is not there in such a build.
     """
-    flags = [
-        *("-m", profile.model),
-        *("-c", str(profile.context * profile.slots)),
-        *("-np", str(profile.slots)),
-        *("-b", str(profile.batch)),
-        *("-ub", str(profile.ubatch)),
-        *("-ctk", profile.kv_type),
-        *("-ctv", profile.kv_type),
-        *("-fa", "on"),
-        *("--cache-ram", str(prompt_cache >> 20)),
-        *("--ctx-checkpoints", "2"),
-        *("-fit", "off"),
-        "--no-warmup",
-        "--metrics",
-        "--no-webui",
-        "--offline",
-        *("--timeout", "3600"),
+    wanted: list[tuple[tuple[str, ...], str | None]] = [
+        (("-m", "--model"), profile.model),
+        (("-c", "--ctx-size"), str(profile.context * profile.slots)),
+        (("-np", "--parallel"), str(profile.slots)),
+        (("-b", "--batch-size"), str(profile.batch)),
+        (("-ub", "--ubatch-size"), str(profile.ubatch)),
+        (("-ctk", "--cache-type-k"), profile.kv_type),
+        (("-ctv", "--cache-type-v"), profile.kv_type),
+        (("-fa", "--flash-attn"), "on"),
+        (("--cache-ram", "-cram"), str(prompt_cache >> 20)),
+        (("--ctx-checkpoints", "--swa-checkpoints"), "2"),
+        (("-fit", "--fit"), "off"),
+        (("--no-warmup",), None),
+        (("--metrics",), None),
+        (("--no-webui", "--no-ui"), None),
+        (("--offline",), None),
+        (("--timeout", "-to"), "3600"),
     ]
     if profile.threads:
-        flags += ["-t", str(profile.threads)]
+        wanted.append((("-t", "--threads"), str(profile.threads)))
     if endpoint.startswith("unix:"):
-        flags += ["--host", endpoint.removeprefix("unix:")]
+        wanted.append((("--host",), endpoint.removeprefix("unix:")))
     else:
         host, _, port = endpoint.removeprefix("http://").rpartition(":")
-        flags += ["--host", host, "--port", port]
+        wanted += [(("--host",), host), (("--port",), port)]
+    flags: list[str] = []
+    for names, value in wanted:
+        name = next((name for name in names if not known or name in known), None)
+        if name is not None:
+            flags += [name] if value is None else [name, value]
     return [*flags, *profile.extra]

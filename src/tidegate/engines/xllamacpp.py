@@ -13,15 +13,20 @@ if TYPE_CHECKING:
 
 
 class Xllamacpp:
-    """``python`` is the interpreter that can import xllamacpp."""
+    """``python`` is the interpreter that can import xllamacpp, ``flags`` what the host program knows (none: all)."""
 
     name = "xllamacpp"
     capabilities = EngineCapabilities(unix_socket=True, frees_bytes=False)
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, flags: frozenset[str] = frozenset()) -> None:
         self._python = python
+        self._flags = flags
 
-    def argv(self, profile: Profile, *, prompt_cache: int, endpoint: str) -> list[str]:
+    def command(self) -> list[str]:
+        """The host program; with ``--help`` it names the flags that it knows."""
         # -P: the host's own directory must not shadow the xllamacpp package.
         host = os.path.join(os.path.dirname(os.path.abspath(__file__)), "xllamacpp_host.py")
-        return [self._python, "-P", host, *llama_flags(profile, prompt_cache=prompt_cache, endpoint=endpoint)]
+        return [self._python, "-P", host]
+
+    def argv(self, profile: Profile, *, prompt_cache: int, endpoint: str) -> list[str]:
+        return [*self.command(), *llama_flags(profile, self._flags, prompt_cache=prompt_cache, endpoint=endpoint)]

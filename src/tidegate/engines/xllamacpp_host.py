@@ -134,6 +134,9 @@ def parameters(flags: list[str]) -> xllamacpp.CommonParams:
 
 def main() -> int:
     """Serve until a signal ends the process; 1 when the model cannot be loaded, 2 for a bad flag."""
+    if sys.argv[1:] == ["--help"]:
+        print("\n".join(sorted([*VALUES, *SWITCHES])))
+        return 0
     try:
         params = parameters(sys.argv[1:])
     except ValueError as error:

@@ -80,7 +80,7 @@ class Guard:
         )
         self.worker = WorkerControl(
             self.settings.worker,
-            engines.create(self.settings.worker, plan.python),
+            engines.create(self.settings.worker, plan.python, plan.engine_flags),
             Owner(
                 profile=self.profile,
                 prompt_cache=self._prompt_cache,
@@ -153,7 +153,7 @@ class Guard:
         self.sensors.budget = plan.settings.memory.budget
         self.log.level, self.log.format = plan.settings.log.level, plan.settings.log.format
         self.known.replan(plan.profiles)
-        self.worker.reload(plan.settings.worker, engines.create(plan.settings.worker, plan.python))
+        self.worker.reload(plan.settings.worker, engines.create(plan.settings.worker, plan.python, plan.engine_flags))
         self.on_change()
         self.observe()
 

@@ -33,6 +33,7 @@ class Plan:
 
     settings: Settings
     profiles: dict[str, ProfileBytes]
+    engine_flags: tuple[str, ...]
     run_directory: str
     python: str
     source: str
@@ -53,6 +54,7 @@ class Plan:
                 **data,
                 "settings": Settings.from_json(data["settings"]),
                 "profiles": profiles_from_json(data["profiles"]),
+                "engine_flags": tuple(data["engine_flags"]),
                 "listen_fds": tuple(data["listen_fds"]),
                 "reload": tuple(data["reload"]),
             }
