@@ -1,4 +1,4 @@
-"""``tidegate`` as always, but its guard writes the names of its modules to $TIDEGATE_MODULES on SIGUSR2."""
+"""``tidegate`` as always, but its guard writes the names of its modules to $TIDEGATE_MODULES on SIGRTMIN."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def dump(*_):
     fd = os.open(os.environ["WATCHED_MODULES"], os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     os.write(fd, "\\n".join(sys.modules).encode())
     os.close(fd)
-signal.signal(signal.SIGUSR2, dump)
+signal.signal(signal.SIGRTMIN, dump)
 sys.argv = sys.argv[1:]
 exec(compile(open(sys.argv[0]).read(), sys.argv[0], "exec"), {"__name__": "__main__", "__file__": sys.argv[0]})
 """

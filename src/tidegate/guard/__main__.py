@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -30,6 +31,16 @@ from tidegate.host import syscalls
 
 #: Below the board's own jobs (-1000), above everything else.
 _OOM_SCORE_ADJ = -900
+#: What would suspend or end a guard without anybody meaning its worker. Ctrl-Z reaches the guard alone, as its children
+#: are in sessions of their own: they would go on unguarded.
+_REFUSED_SIGNALS = (
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+)
 
 
 def close_others(kept: frozenset[int]) -> None:
@@ -69,6 +80,9 @@ def main(plan_fd: int) -> int:
     reactor.on_signal(signal.SIGTERM, guard.stop)
     reactor.on_signal(signal.SIGINT, guard.stop)
     reactor.on_signal(signal.SIGHUP, reloader.begin)
+    for number in _REFUSED_SIGNALS:
+        # A handler and not SIG_IGN, which the worker would inherit.
+        reactor.on_signal(number, partial(log.warning, f"ignored {number.name}: the worker would go on unguarded"))
 
     log.info(f"guarding with {', '.join(sensors.tier())}")
     rehearse(guard, log)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: A settings document is some kilobytes; the reader takes 0.1 s.
 _MOST_BYTES = 1 << 20
 _LONGEST_S = 20.0
+#: How the command line begins the line that says what is wrong.
+_OUR_ERROR = "tidegate: "
 
 
 class Reloader:
@@ -34,11 +36,14 @@ class Reloader:
         self._notifier = notifier
         self._child: Child | None = None
         self._data = b""
+        self._again = False
 
     def begin(self) -> None:
-        """Start reading the settings anew; one reading at a time."""
+        """Start reading the settings anew; one reading at a time, and another if asked for during it."""
         if self._child is not None:
+            self._again = True
             return
+        self._again = False
         plan = self._guard.plan
         self._notifier.reloading(self._reactor.clock())
         try:
@@ -50,6 +55,7 @@ class Reloader:
             )
         except OSError as error:
             self._log.error(f"cannot reload: {error.strerror}")
+            self._notifier.ready()
             return
         self._data = b""
         self._reactor.watch(self._child.output, READ, lambda _mask: self._read())
@@ -77,6 +83,9 @@ class Reloader:
         child.close()
         self._finish()
         self._notifier.ready()
+        if self._again:
+            # The file may have been written after it was read.
+            self.begin()
 
     def _finish(self) -> None:
         try:
@@ -84,8 +93,7 @@ class Reloader:
             settings = Settings.from_json(document["settings"])
             profiles = profiles_from_json(document["profiles"])
         except (ValueError, TypeError, KeyError):
-            said = self._data.decode(errors="replace").strip().splitlines()
-            self._log.error(f"cannot reload: {said[-1][:400] if said else 'no settings came back'}")
+            self._log.error(f"cannot reload: {_reason(self._data)}")
             return
         guard = self._guard
         found = changes(guard.settings, settings)
@@ -95,3 +103,10 @@ class Reloader:
             self._log.info("reload: nothing changed")
             return
         guard.adopt(replace(guard.plan, settings=settings, profiles=profiles))
+
+
+def _reason(output: bytes) -> str:
+    """Why the reader gave no settings: its error line, without its name, and the hint that follows."""
+    lines = output.decode(errors="replace").strip().splitlines() or ["no settings came back"]
+    start = max((place for place, line in enumerate(lines) if line.startswith(_OUR_ERROR)), default=len(lines) - 1)
+    return "; ".join(line.removeprefix(_OUR_ERROR).strip() for line in lines[start:])[:400]
