@@ -14,6 +14,7 @@ import pytest
 
 from guard.conftest import Start
 from running import eventually, fake_config, fake_profile, is_alive, memory_of
+from tidegate.guard.sensors import Sensors
 
 FORBIDDEN = (
     "asyncio", "http", "http.client", "argparse", "tomllib", "subprocess", "pathlib", "logging", "ssl", "email",
@@ -145,6 +146,29 @@ def test_what_a_worker_leaves_behind_is_ended_too(start: Start, tmp_path: Path) 
     os.kill(running.worker()["pid"], signal.SIGKILL)
     running.wait_ready(generation=3)
     assert not is_alive(int((tmp_path / "child").read_text())) or running.worker()["generation"] == 3
+
+
+def test_what_left_the_session_is_ended_by_the_cgroup(start: Start, tmp_path: Path) -> None:
+    if not Sensors().worker_groups():
+        pytest.skip("no cgroup v2 group can be made here")
+    shell = tmp_path / "engine.sh"
+    shell.write_text(
+        '#!/bin/sh\ncase "$*" in *--help*) exec "$@";; esac\n'
+        f'setsid sh -c "echo \\$\\$ > {tmp_path}/child; exec sleep 1000" &\nexec "$@"\n'
+    )
+    shell.chmod(0o755)
+    config = fake_config(tmp_path).replace('command = ["', f'command = ["{shell}", "')
+    running = start(config=config)
+    worker = running.wait_ready()
+    child = int(eventually((tmp_path / "child").read_text))
+    group = Path(f"/proc/{worker['pid']}/cgroup").read_text().rpartition("0::")[2].strip()
+    assert f"tidegate-worker-{running.process.pid}-1" in group
+    assert running.cli("reset").returncode == 0
+    assert not is_alive(child)
+    parent = Path(Sensors().worker_groups())
+    assert not (parent / f"tidegate-worker-{running.process.pid}-1").exists()
+    running.stop()
+    assert list(parent.glob(f"tidegate-worker-{running.process.pid}-*")) == []
 
 
 def test_a_worker_that_never_starts_waits_longer_and_says_why(start: Start) -> None:

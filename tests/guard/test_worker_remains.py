@@ -77,6 +77,7 @@ def test_an_order_right_after_a_start_that_failed(
         helper=Helper(lambda: None),
         log=Log(level="error", format="text", fd=os.open(os.devnull, os.O_WRONLY)),
         run_directory=str(tmp_path),
+        groups="",
         tied=True,
     )
     control.start("full")

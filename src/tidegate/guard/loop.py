@@ -93,6 +93,7 @@ class Guard:
             helper=helper,
             log=log,
             run_directory=plan.run_directory,
+            groups=sensors.worker_groups(),
             tied=tied,
         )
 

@@ -7,6 +7,7 @@ from tidegate.host import capabilities, cgroup, cgroup_memory, meminfo, process,
 from tidegate.host.errors import HostReadError
 from tidegate.policy import headroom
 from tidegate.policy.diagnosis import StallWindow
+from tidegate.worker.group import may_make_groups, sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +65,17 @@ class Sensors:
         # 5 % of a second: the first event comes 0.1-0.2 s after the first throttling (measured on a 1 GB board).
         opened = psi.open_trigger(self._pressure, "some", 50_000, 1_000_000)
         return None if opened is None else opened[0]
+
+    def worker_groups(self) -> str:
+        """The v2 group below which a worker may have a group of its own, or "" where there is none. What dead guards
+        left there is removed."""
+        parent = self.hierarchy.unified
+        if parent is None or not self.capabilities.cgroup_writable:
+            return ""
+        if not may_make_groups(parent):
+            return ""
+        sweep(parent)
+        return parent
 
     def tier(self) -> list[str]:
         """What is read here, in words, for the start-up line and the status."""

@@ -17,6 +17,7 @@ from tidegate.guard.reactor import READ
 from tidegate.host import process as host_process
 from tidegate.units import format_duration
 from tidegate.worker import lifecycle
+from tidegate.worker.group import make_group
 from tidegate.worker.lifecycle import Lifecycle, WorkerState
 from tidegate.worker.process import Child, release_memory, start
 
@@ -58,7 +59,8 @@ class Owner:
 
 
 class WorkerControl:
-    """The one worker. ``tied`` makes it die with the guard; otherwise it is recorded for the next guard."""
+    """The one worker. ``tied`` makes it die with the guard; otherwise it is recorded for the next guard. ``groups`` is
+    the v2 group below which each worker gets one of its own, or empty."""
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class WorkerControl:
         helper: Helper,
         log: Log,
         run_directory: str,
+        groups: str,
         tied: bool,
     ) -> None:
         self.life = Lifecycle(load_timeout=settings.load_timeout)
@@ -85,6 +88,7 @@ class WorkerControl:
         self._log = log
         self._run_directory = run_directory
         self._state_path = os.path.join(run_directory, state_file.WORKER)
+        self._groups = groups
         self._tied = tied
         self._argv: tuple[str, ...] = ()
         self._cancel_probe = threading.Event()
@@ -186,6 +190,7 @@ class WorkerControl:
                 oom_score_adj=self._settings.oom_score_adj,
                 death_signal=self._tied,
                 environment=worker_environment(os.environ),
+                group=make_group(self._groups, f"tidegate-worker-{os.getpid()}-{generation}") if self._groups else "",
             )
         except OSError as error:
             why = f"cannot start {self._argv[0]}: {error.strerror}"

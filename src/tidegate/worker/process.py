@@ -11,6 +11,7 @@ from collections import deque
 from tidegate.engines.base import ALLOCATOR
 from tidegate.host import process as host_process
 from tidegate.host import syscalls
+from tidegate.host.cgroup_memory import is_populated
 
 #: Lines of the engine's last output that go into a failure's message.
 LAST_LINES = 12
@@ -78,13 +79,11 @@ class Child:
         return not ended.poll(0)
 
     def is_empty(self) -> bool:
-        """Whether nothing of its cgroup, or of its process group, is left. Ask after the leader was reaped."""
-        if self.group:
-            try:
-                with open(f"{self.group}/cgroup.events", "rb") as file:
-                    return b"populated 0" in file.read(4096)
-            except OSError:
-                pass
+        """Whether nothing of its cgroup and of its process group is left. Ask after the leader was reaped."""
+        # Only "populated 0" is sure to miss nobody; but a process that could not move itself there is not in it, so
+        # the process group has to be gone besides.
+        if self.group and is_populated(self.group):
+            return False
         try:
             # As a container's process 1 we inherit what its leader left: zombies in its group, until we reap them.
             while os.waitpid(-self.pid, os.WNOHANG)[0]:
@@ -178,6 +177,8 @@ def start(
     except BaseException:
         if capture:
             os.close(read_end)
+        if group:
+            os.rmdir(group)
         raise
     finally:
         if capture:
