@@ -47,7 +47,10 @@ class Assembler:
         if data.strip() == b"[DONE]":
             self.done = True
             return
-        chunk = json.loads(data)
+        try:
+            chunk = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"cannot read the engine's stream: {error}") from None
         if chunk is None:
             # b11434 puts a `data: null` between the answers to several prompts.
             return

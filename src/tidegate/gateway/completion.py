@@ -15,6 +15,7 @@ from tidegate.gateway.client import JSON_TYPE, stream_headers
 from tidegate.gateway.errors import Refusal
 from tidegate.gateway.flight import Loss
 from tidegate.gateway.front import RETRY_LEVEL_S, TOKENS, Front
+from tidegate.gateway.headers import response_headers
 from tidegate.gateway.openai import PART_TOKENS, Completion, Weight
 from tidegate.gateway.relay import Relay
 from tidegate.gateway.sse import DONE, Splitter
@@ -32,6 +33,7 @@ _MOST_RESHAPES = 2
 #: An engine's error is a few hundred bytes.
 _MOST_ERROR_BYTES = 1 << 20
 
+_STREAM_TYPE = "text/event-stream"
 _ANSWER_HEADERS = ("access-control-allow-origin", "access-control-allow-credentials")
 
 
@@ -181,7 +183,15 @@ class CompletionJob:
     async def take(self, response: aiohttp.ClientResponse, carrier: Carrier) -> Result:
         if response.status != 200:
             return await engine_error(response)
-        passed = {name: response.headers[name] for name in _ANSWER_HEADERS if name in response.headers}
+        if response.content_type != _STREAM_TYPE:
+            return EngineSaid(
+                502, f"cannot read the engine's answer: it is {response.content_type}, not {_STREAM_TYPE}"
+            )
+        passed = {
+            name: value
+            for name, value in response_headers(response.headers.items()).items()
+            if name.lower() in _ANSWER_HEADERS
+        }
         try:
             if self._completion.stream:
                 return await self._relay(response, carrier, passed)
@@ -263,6 +273,8 @@ def _status_of(error: Json) -> int:
 
 async def engine_error(response: aiohttp.ClientResponse) -> EngineSaid | Loss:
     """The engine's error answer; a worker that is still loading is none, but a reason to wait."""
+    if response.status < 400:
+        return EngineSaid(502, f"cannot read the engine's answer: status {response.status} where 200 was expected")
     data = b""
     async for piece in response.content.iter_any():
         data += piece
@@ -275,4 +287,4 @@ async def engine_error(response: aiohttp.ClientResponse) -> EngineSaid | Loss:
     error = value.get("error", value) if isinstance(value, dict) else value
     if response.status == 503 and isinstance(error, dict) and error.get("type") == "unavailable_error":
         return Loss.LOADING
-    return EngineSaid(response.status if response.status >= 400 else 502, error)
+    return EngineSaid(response.status, error)

@@ -182,11 +182,6 @@ def cut(message: str) -> Refusal:
     return Refusal(503, text, "server_error", "worker_lost", outcome="cut")
 
 
-def unreadable(detail: str) -> Refusal:
-    """The engine answered with something that is no completion."""
-    return Refusal(502, f"cannot read the engine's answer: {detail}", "server_error", "bad_engine_answer")
-
-
 def _unavailable(message: str, reason: str, retry_s: int, outcome: str) -> Refusal:
     return Refusal(503, message, retry_after=retry_s, outcome=outcome, more={"reason": reason})
 

@@ -56,7 +56,7 @@ def _passed(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> dict
     passed: dict[str, str] = {}
     names: dict[str, str] = {}
     for lower, name, value in found:
-        # Ours are ours to say; and bytes that are no UTF-8 cannot be sent again.
+        # Ours are ours to say; and bytes that are no UTF-8, or control characters, cannot be sent again.
         if lower in dropped or lower in named or lower.startswith("x-tidegate-") or not _sendable(value):
             continue
         first = names.setdefault(lower, name)
@@ -86,6 +86,8 @@ def plain_path(raw_path: str) -> str | None:
 
 
 def _sendable(value: str) -> bool:
+    if any((char < " " and char != "\t") or char == "\x7f" for char in value):
+        return False
     try:
         value.encode()
     except UnicodeEncodeError:

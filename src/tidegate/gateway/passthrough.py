@@ -106,7 +106,8 @@ class PassJob:
         if readable and (self._rewrite or response.status == 503 or carrier.client.begun):
             return await engine_error(response)
         headers = response_headers(response.headers.items())
-        if "Content-Length" in response.headers and self.method != "HEAD" and not carrier.client.begun:
+        if "Content-Length" in response.headers and self.method != "HEAD" and not carrier.client.stream:
+            # Not for a stream: if it is cut, an event that says so takes the place of the rest.
             headers["Content-Length"] = response.headers["Content-Length"]
         async for data in response.content.iter_any():
             await carrier.pass_on(data, status=response.status, headers=headers)

@@ -70,7 +70,7 @@ class Relay:
         data = event_data(self._error.split(b"\n\n")[0]) if self._error else None
         try:
             value = json.loads(data) if data else None
-        except ValueError:
+        except (ValueError, RecursionError):
             return "the engine sent an error that cannot be read"
         return value.get("error") if isinstance(value, dict) else None
 
@@ -88,7 +88,7 @@ class Relay:
                 continue
             try:
                 chunk = json.loads(data)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             for key in ("usage", "timings"):
                 if isinstance(chunk.get(key), dict):
@@ -104,7 +104,7 @@ def _carries_content(data: bytes) -> bool:
     """Whether an event holds more than an opening: text, a tool call, a finish, an error, or something unknown."""
     try:
         chunk = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return True
     if not isinstance(chunk, dict) or "error" in chunk or not isinstance(choices := chunk.get("choices"), list):
         return True

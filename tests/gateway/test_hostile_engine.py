@@ -1,0 +1,125 @@
+"""A worker that says what no engine should: the client gets a sentence, and neither a wait without end nor a traceback.
+
+The harness fails every test here that leaves a traceback in the gateway's log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.harness import Reply, Scene, chat, content_of, readable
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n"
+WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n'
+LAST = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+DEEP = b'data: {"a":' + b"[" * 5000 + b"]" * 5000 + b"}\n\n"
+
+
+class Script:
+    """A worker that answers everything with the same bytes."""
+
+    def __init__(self, path: str, said: bytes) -> None:
+        self._said = said
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(path)
+        self._listener.listen()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with client, contextlib.suppress(OSError):
+                data = b""
+                while b"\r\n\r\n" not in data:
+                    data += client.recv(65536)
+                client.sendall(self._said)
+
+    def close(self) -> None:
+        # shutdown() wakes the accept() in the other thread, close() alone does not.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@contextlib.contextmanager
+def worker_saying(stage: Scene, said: bytes) -> Iterator[None]:
+    path = os.path.join(stage.folder, "script.sock")
+    script = Script(path, said)
+    try:
+        stage.tell(gate="open", worker={"state": "ready", "generation": 1, "url": f"unix:{path}"})
+        yield
+        assert (stage.metric("tidegate_requests_in_flight"), stage.queued()) == (0, 0)
+    finally:
+        script.close()
+
+
+def ask(stage: Scene, said: bytes, *, stream: bool) -> Reply:
+    with worker_saying(stage, said):
+        return stage.post("/v1/chat/completions", chat(stream=stream))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}", "it is application/json"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", "status 302"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", "status 204"),
+    ],
+)
+def test_an_answer_that_is_none(stage: Scene, said: bytes, why: str, stream: bool) -> None:
+    reply = ask(stage, said, stream=stream)
+    assert reply.status == 502
+    assert reply.error["message"].startswith("cannot read the engine's answer: ")
+    assert why in reply.error["message"]
+
+
+@pytest.mark.parametrize("event", [DEEP, b'data: {"choices":\xff}\n\n', b"data: {\n\n"])
+def test_a_chunk_that_cannot_be_read(stage: Scene, event: bytes) -> None:
+    plain = ask(stage, STREAM + b"\r\n" + WORD + event + LAST, stream=False)
+    assert plain.status == 502
+    assert plain.error["message"].startswith("cannot read the engine's stream: ")
+
+
+@pytest.mark.parametrize("before", [b"", WORD])
+def test_a_stream_with_it_goes_through_as_it_is(stage: Scene, before: bytes) -> None:
+    said = before + DEEP + LAST
+    reply = ask(stage, STREAM + b"\r\n" + said, stream=True)
+    assert (reply.status, reply.body) == (200, said)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_control_characters_in_a_header(stage: Scene, stream: bool) -> None:
+    reply = ask(stage, STREAM + b"Access-Control-Allow-Origin: a\x01b\r\n\r\n" + WORD + LAST, stream=stream)
+    assert reply.status == 200
+    assert "access-control-allow-origin" not in reply.headers
+    assert (content_of(reply.body) if stream else reply.content) == "hi"
+
+
+def test_a_passed_stream_that_is_shorter_than_it_said_ends(stage: Scene) -> None:
+    with worker_saying(stage, STREAM + b"Content-Length: 5000\r\n\r\n" + WORD):
+        stream = stage.stream("/v1/messages", {**chat(), "stream": True})
+        stream.read_until(b"event: error")
+        assert b'"type":"error"' in stream.rest().replace(b" ", b"")
+
+
+def test_a_passed_answer_that_is_shorter_than_it_said_is_broken_off(stage: Scene) -> None:
+    said = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{"
+    with worker_saying(stage, said), socket.create_connection(("127.0.0.1", stage.port), 10) as client:
+        body = json.dumps(chat()).encode()
+        head = f"POST /v1/messages HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        data = b""
+        while readable(client, 10) and (piece := client.recv(65536)):
+            data += piece
+        assert b"Content-Length: 5000" in data
+        assert data.endswith(b"{")
