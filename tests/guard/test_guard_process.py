@@ -8,12 +8,14 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from guard.conftest import Start
 from running import eventually, fake_config, fake_profile, is_alive, memory_of
+from tidegate.engines import llama_api
 from tidegate.guard.sensors import Sensors
 
 FORBIDDEN = (
@@ -112,6 +114,32 @@ def test_orders_that_make_no_sense(start: Start, arguments: tuple[str, ...], sai
     assert running.worker()["generation"] == 1
 
 
+def test_without_a_gateway_the_engine_s_slots_say_when_it_is_drained(start: Start) -> None:
+    running = start(extra=("--fake-token-ms", "30"))
+    worker = running.wait_ready()
+    answers: list[bytes] = []
+
+    def ask() -> None:
+        body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}).encode()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(worker["url"].removeprefix("unix:"))
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            connection.sendall(head.encode() + b"Connection: close\r\n\r\n" + body)
+            data = b""
+            while chunk := connection.recv(65536):
+                data += chunk
+        answers.append(data)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    eventually(lambda: llama_api.busy_slots(worker["url"], timeout=5) == 1)
+    result = running.ask("step", profile="lean")["result"]
+    asking.join()
+    assert b"tok19" in answers[0]
+    # It took the rest of the answer's 0.6 s, not the whole drain of 5 s.
+    assert result["took_ms"] < 4000
+
+
 def test_pause_and_resume_are_shown(start: Start) -> None:
     running = start()
     running.wait_ready()
@@ -160,7 +188,8 @@ def test_what_left_the_session_is_ended_by_the_cgroup(start: Start, tmp_path: Pa
     config = fake_config(tmp_path).replace('command = ["', f'command = ["{shell}", "')
     running = start(config=config)
     worker = running.wait_ready()
-    child = int(eventually((tmp_path / "child").read_text))
+    written = tmp_path / "child"
+    child = int(eventually(lambda: written.exists() and written.read_text()))
     group = Path(f"/proc/{worker['pid']}/cgroup").read_text().rpartition("0::")[2].strip()
     assert f"tidegate-worker-{running.process.pid}-1" in group
     assert running.cli("reset").returncode == 0

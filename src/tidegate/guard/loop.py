@@ -336,8 +336,10 @@ class Guard:
                 self._worker_failed()
             case WorkerState.PARKED:
                 self._step_is_over()
+            case WorkerState.DRAINING if not self.plan.gateway:
+                self.worker.drain_by_slots()
             case WorkerState.DRAINING if self.gateway.peer is None:
-                # Nobody will ever say that it is drained.
+                # Its requests ended with the gateway, and nobody will ever say that it is drained.
                 self.reactor.after("undrained", 0.0, lambda: self.worker.drained(life.generation))
             case _:
                 pass

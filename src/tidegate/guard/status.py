@@ -8,6 +8,7 @@ import time
 
 from tidegate.host import process as host_process
 from tidegate.host.files import read_file
+from tidegate.policy.forecast import time_to
 from tidegate.worker.lifecycle import Gate, WorkerState, backoff
 
 TYPE_CHECKING = False
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tidegate.guard.commands import ContextOverride
+    from tidegate.guard.judge import Judge
     from tidegate.guard.loop import Guard
 
 #: What a client is told to wait when nothing better is known: the length of a step with its drain.
@@ -28,7 +30,6 @@ def status_document(guard: Guard) -> dict[str, Any]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     own = host_process.parse_status(read_file("/proc/self/status") or b"")
     nearest = judge.nearest
-    horizon = judge.time_to_limit
     return {
         "level": judge.level.level.label,
         "since": round(judge.level_time, 3),
@@ -37,7 +38,7 @@ def status_document(guard: Guard) -> dict[str, Any]:
         "diagnosis": judge.diagnosis.value,
         "axes": [axis.to_json() for axis in judge.last.axes],
         "nearest_axis": nearest.name,
-        "time_to_critical_s": None if horizon == float("inf") else round(horizon, 2),
+        "time_to_critical_s": _time_to_critical(judge),
         "worker": {
             "state": life.state.value,
             "pid": guard.worker.pid,
@@ -92,6 +93,12 @@ def gateway_state(guard: Guard, override: ContextOverride | None) -> dict[str, A
         "critical_prompt": gateway.critical_prompt,
         "nearest_axis": judge.nearest.to_json(),
     }
+
+
+def _time_to_critical(judge: Judge) -> float | None:
+    """Seconds until the nearest axis reaches the critical line at its present rate; None when it does not fill."""
+    left = time_to(int(judge.nearest.limit * judge.memory.critical) - judge.nearest.used, judge.rate)
+    return None if left == float("inf") else round(left, 2)
 
 
 def _reason(guard: Guard) -> str:

@@ -38,6 +38,8 @@ _PROBE_TIMEOUT_S = 10.0
 _OUTPUT_EVERY_S = 0.05
 #: A pipe holds 64 KiB, so four reads and the end of it are all that a dead engine can have left.
 _LAST_READS = 5
+_SLOTS_EVERY_S = 0.05
+_SLOTS_TIMEOUT_S = 1.0
 #: Between two looks at whether a killed group is empty and its bytes are back.
 _SETTLE_EVERY_S = 0.005
 #: The kernel's counters follow an exit within milliseconds; longer than this a neighbour has eaten the bytes.
@@ -111,6 +113,25 @@ class WorkerControl:
     def change(self, following: str | None, *, drain: float, grace: float) -> None:
         """Replace the worker: docs at :meth:`Lifecycle.change`."""
         self.apply(self.life.change(following, drain=drain, grace=grace))
+
+    def drain_by_slots(self) -> None:
+        """Without a gateway nobody says when nothing is in flight: ask the engine until its slots are idle.
+
+        An engine that does not answer that is drained by time.
+        """
+        generation, url = self.life.generation, self.url
+
+        def done(busy: object) -> None:
+            if self.life.state is WorkerState.DRAINING and generation == self.life.generation and busy == 0:
+                self.drained(generation)
+            else:
+                self._reactor.after("slots", _SLOTS_EVERY_S, again)
+
+        def again() -> None:
+            if self.life.state is WorkerState.DRAINING and generation == self.life.generation:
+                self._helper.submit(lambda: llama_api.busy_slots(url, timeout=_SLOTS_TIMEOUT_S), done)
+
+        again()
 
     def drained(self, generation: int) -> None:
         """The gateway has nothing in flight any more."""
