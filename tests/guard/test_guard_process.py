@@ -63,6 +63,16 @@ def test_a_stray_signal_neither_ends_nor_suspends_the_guard(start: Start, name: 
     assert not int(ignored[1], 16) & 1 << getattr(signal, name) - 1 or name == "SIGPIPE"
 
 
+def test_a_reload_that_takes_the_running_profile_away(start: Start) -> None:
+    running = start()
+    running.wait_ready()
+    profile = fake_profile("other", model=running.directory / "model.gguf", context=2048)
+    running.config.write_text(running.config.read_text().partition("[[worker.profile]]")[0] + profile)
+    running.process.send_signal(signal.SIGHUP)
+    assert running.wait_ready(generation=2)["profile"] == "other"
+    assert "step down to other: full is no profile any more" in running.log
+
+
 def test_a_reload_that_fails_says_why(start: Start) -> None:
     running = start()
     running.wait_ready()

@@ -148,7 +148,7 @@ class Guard:
         return tuple(argv) == record.argv
 
     def adopt(self, plan: Plan) -> None:
-        """Put new settings in force. The running worker keeps its shape until its next start."""
+        """Put new settings in force. The running worker keeps its shape until its next start, if its profile stays."""
         self.plan, self.settings = plan, plan.settings
         self.judge.memory = plan.settings.memory
         self.sensors.budget = plan.settings.memory.budget
@@ -253,6 +253,9 @@ class Guard:
                 return
             self.paused_until = None
             self.on_change()
+        if self._runs_without_profile():
+            self._find_profile()
+            return
         judge, life = self.judge, self.worker.life
         situation = Situation(
             time=now,
@@ -276,6 +279,20 @@ class Guard:
         self.ladder = state
         if step is not None:
             self._act(step)
+
+    def _runs_without_profile(self) -> bool:
+        """After a reload that took the worker's profile away: the ladder does not know such a worker, so it would never
+        step."""
+        life = self.worker.life
+        settled = life.state in (WorkerState.STARTING, WorkerState.READY, WorkerState.BACKOFF)
+        gone = life.profile is not None and self.index_of(life.profile) is None
+        return gone and settled and self.ladder.pending is None and not self.plan.observe
+
+    def _find_profile(self) -> None:
+        index = ladder.first_profile(self.judge.axis_uses(), self._rungs, self.tuning)
+        name = self.settings.worker.profiles[-1 if index is None else index].name
+        reason = f"{self.worker.life.profile} is no profile any more"
+        self.order(Step(StepKind.DOWN, name, reason, self.judge.worker_bytes, ladder.DRAIN_S))
 
     def _only_say(self, step: Step) -> None:
         if step.label != self._said:
