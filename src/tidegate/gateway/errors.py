@@ -186,13 +186,6 @@ def _unavailable(message: str, reason: str, retry_s: int, outcome: str) -> Refus
     return Refusal(503, message, retry_after=retry_s, outcome=outcome, more={"reason": reason})
 
 
-def is_engine_error(body: Json) -> bool:
-    """``body`` is llama-server's error shape, whose ``code`` is an integer."""
-    if not isinstance(body, dict) or not isinstance(error := body.get("error"), dict):
-        return False
-    return isinstance(error.get("code"), int) or not {"param", "code"} <= error.keys()
-
-
 def from_engine(status: int, error: Json, *, best: int, retry_s: int, param: str = "messages") -> Refusal:
     """The engine's ``error`` object in the OpenAI shape (its integer ``code`` breaks strict clients).
 
