@@ -1,4 +1,4 @@
-"""A client that asks one thing after another leaves gaps of milliseconds; the better profile comes back in one of them."""
+"""A client that asks one thing after another leaves gaps of milliseconds; the better profile comes back in one."""
 
 from __future__ import annotations
 
