@@ -169,7 +169,7 @@ class Commands:
             if error:
                 refuse(f"cannot step to {profile}: {error}")
                 return
-            action = guard.actions.to_json()[-1]
+            action = guard.proof.actions.to_json()[-1]
             answer(
                 {
                     "profile": guard.worker.life.profile,
@@ -213,7 +213,7 @@ class Commands:
             return
 
         def over(_error: str) -> None:
-            freed = guard.actions.to_json()[-1]["freed_bytes"]
+            freed = guard.proof.actions.to_json()[-1]["freed_bytes"]
             answer({"success": True, "freed_bytes": freed, "context": context})
 
         self._wait(life.generation, float(within), over)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 from tidegate import engines
 from tidegate.frozen import replace
-from tidegate.guard.actions import EFFECTIVE, FAILED, INEFFECTIVE, Action, ActionLog
 from tidegate.guard.gateway_link import GatewayLink
+from tidegate.guard.health import Health
 from tidegate.guard.judge import Judge, WorkerFacts
 from tidegate.guard.known_bytes import KnownBytes
+from tidegate.guard.proof import Proof
 from tidegate.guard.reactor import PRIORITY
 from tidegate.guard.worker_control import Owner, WorkerControl
 from tidegate.policy import forecast, ladder
@@ -58,16 +57,16 @@ class Guard:
         self.log = log
         self.judge = Judge(sensors, plan.settings.memory, reactor.clock())
         self.known = KnownBytes(plan.profiles)
-        self.actions = ActionLog()
+        self.proof = Proof(self.judge, log)
         self.ladder = LadderState()
         self.paused_until: float | None = None
         self.exit_code: int | None = None
         self.looks = 0
         self.on_change: Callable[[], None] = lambda: None
         self._notifier = notifier
-        self._awaiting: tuple[float, str, int] | None = None
         self._said = ""
         self._stopping = False
+        self._health = Health(reactor, helper, self._worker_is_silent)
         tied = not plan.supervised
         self.gateway = GatewayLink(
             plan,
@@ -234,6 +233,20 @@ class Guard:
         # A request has begun or ended: the pace of looking changes with it. And a client that asks one thing after the
         # other leaves gaps of milliseconds: only a look at once sees the quiet that a step up needs.
         self.reactor.after("look", 0.0, self.observe)
+        self._watch_health()
+
+    def _watch_health(self) -> None:
+        life = self.worker.life
+        if life.state is WorkerState.READY and not self.gateway.quiet:
+            self._health.watch(self.worker.url, life.generation)
+        else:
+            self._health.rest()
+
+    def _worker_is_silent(self, generation: int) -> None:
+        life = self.worker.life
+        if life.state is WorkerState.READY and life.generation == generation and self.ladder.pending is None:
+            assert life.profile is not None
+            self.order(Step(StepKind.RESET, life.profile, "it does not answer", self.judge.worker_bytes))
 
     def _say_level(self) -> None:
         level, near = self.judge.level.level, self.judge.nearest
@@ -303,10 +316,7 @@ class Guard:
         self._act(step)
 
     def _act(self, step: Step) -> None:
-        self.log.warning(f"step {step.label}: {step.reason}", expected=format_size(step.expected_bytes))
-        self.actions.begin(Action(round(time.time(), 3), step.label, step.reason, step.expected_bytes))
-        near = self.judge.nearest
-        self._awaiting = (self.reactor.clock(), near.name, near.used)
+        self.proof.begin(step, self.reactor.clock())
         had_worker = self.worker.child is not None
         self.worker.change(step.profile, drain=step.drain, grace=stop_grace(self.judge.time_to_limit))
         if not had_worker and self.ladder.pending is not None:
@@ -319,26 +329,18 @@ class Guard:
         self.sensors.follow(None)
         self.judge.worker_is_gone(self.reactor.clock())
         if self.ladder.pending is not None:
-            self._prove(self._freed())
-
-    def _freed(self) -> int:
-        if self._awaiting is None:
-            return 0
-        _, name, before = self._awaiting
-        after = self.judge.used_on(name)
-        return 0 if after is None else max(0, before - after)
+            self._prove(self.proof.freed)
 
     def _bytes_are_back(self) -> bool:
         pending = self.ladder.pending
         if pending is None:
             return True
         self.judge.glance(self.reactor.clock())
-        return self._freed() >= ladder.EFFECTIVE_SHARE * pending.expected_bytes
+        return self.proof.is_given(pending)
 
     def _prove(self, freed: int) -> None:
         self.ladder, effective = ladder.finish(self.ladder, self.reactor.clock(), freed)
-        action = self.actions.amend(freed_bytes=freed, result=EFFECTIVE if effective else INEFFECTIVE)
-        self.log.info(f"step {action.step} freed {format_size(freed)} ({action.result})")
+        self.proof.close(effective=effective, freed=freed)
 
     def _worker_changed(self) -> None:
         life = self.worker.life
@@ -358,6 +360,7 @@ class Guard:
                 self.reactor.after("undrained", 0.0, lambda: self.worker.drained(life.generation))
             case _:
                 pass
+        self._watch_health()
         self._announce()
         self._look_again()
         self._end_if_over()
@@ -379,9 +382,8 @@ class Guard:
         self.log.error(f"worker failed, {life.failures} in a row: {life.message}")
         if life.failures < _GIVE_UP_AFTER:
             return
-        if self._awaiting is not None and self.ladder.pending is None:
-            self._awaiting = None
-            self.actions.amend(result=FAILED)
+        if self.ladder.pending is None:
+            self.proof.fail()
         index = self.index_of(life.profile)
         lower = self.settings.worker.profiles[index + 1 :] if index is not None else ()
         if lower and not self.plan.observe and not self._stopping:
@@ -393,12 +395,7 @@ class Guard:
             self.order(Step(StepKind.DOWN, lower, why))
 
     def _step_is_over(self) -> float | None:
-        if self._awaiting is None or self.ladder.pending is not None:
-            return None
-        took = self.reactor.clock() - self._awaiting[0]
-        self._awaiting = None
-        self.actions.amend(took_ms=round(took * 1000))
-        return took
+        return self.proof.over(self.reactor.clock()) if self.ladder.pending is None else None
 
     def _prompt_cache(self, name: str) -> int:
         configured = self.profile(name).prompt_cache

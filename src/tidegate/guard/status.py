@@ -54,7 +54,7 @@ def status_document(guard: Guard) -> dict[str, Any]:
             "message": life.message,
         },
         "gateway": {"in_flight": guard.gateway.in_flight, "queued": guard.gateway.queued},
-        "last_actions": guard.actions.to_json(),
+        "last_actions": guard.proof.actions.to_json(),
         "sensors": guard.sensors.tier(),
         "guard": {
             "rss_bytes": own.rss_anon + own.rss_file + own.rss_shmem,

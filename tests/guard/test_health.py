@@ -1,0 +1,128 @@
+"""A worker that lives but does not answer, with a request in flight."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from guard.conftest import Start
+from running import Running, eventually
+from tidegate.engines.llama_api import WireError
+from tidegate.guard.health import EVERY_S, MOST_SILENCES, Health
+
+
+class Desk:
+    """Stands in for reactor and helper: timers and jobs run when the test says so."""
+
+    def __init__(self) -> None:
+        self.timers: dict[str, tuple[float, Callable[[], None]]] = {}
+        self.jobs: list[Callable[[object], None]] = []
+        self.silent: list[int] = []
+        self.health = Health(self, self, self.silent.append)  # type: ignore[arg-type]
+
+    def after(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
+        self.timers[name] = (seconds, callback)
+
+    def cancel(self, name: str) -> None:
+        self.timers.pop(name, None)
+
+    def submit(self, _job: object, then: Callable[[object], None]) -> None:
+        self.jobs.append(then)
+
+    def round(self, answer: object) -> None:
+        """The timer fires, the question is asked and answered."""
+        seconds, callback = self.timers.pop("health")
+        assert seconds == EVERY_S
+        callback()
+        self.jobs.pop()(answer)
+
+
+def test_silence_running_is_told_once() -> None:
+    desk = Desk()
+    desk.health.watch("unix:/w.sock", 3)
+    for _ in range(MOST_SILENCES - 1):
+        desk.round(WireError("refused"))
+        assert desk.silent == []
+    desk.round(WireError("refused"))
+    assert desk.silent == [3]
+    assert desk.timers == {}
+
+
+def test_an_answer_of_any_status_is_no_silence() -> None:
+    desk = Desk()
+    desk.health.watch("unix:/w.sock", 3)
+    for answer in [WireError("refused"), (200, b""), WireError("refused"), (503, b""), WireError("refused")]:
+        desk.round(answer)
+    assert desk.silent == []
+
+
+def test_an_answer_for_an_older_worker_counts_for_nobody() -> None:
+    desk = Desk()
+    desk.health.watch("unix:/1.sock", 1)
+    _, ask = desk.timers.pop("health")
+    ask()
+    desk.health.rest()
+    desk.health.watch("unix:/2.sock", 2)
+    desk.health.watch("unix:/2.sock", 2)
+    desk.jobs.pop()(WireError("gone"))
+    desk.round(WireError("refused"))
+    assert desk.silent == []
+
+
+def test_at_rest_nothing_is_asked() -> None:
+    desk = Desk()
+    desk.health.watch("unix:/w.sock", 1)
+    desk.health.rest()
+    desk.round((200, b""))
+    _, ask = desk.timers.pop("health")
+    ask()
+    assert (desk.jobs, desk.timers) == ([], {})
+    desk.health.watch("unix:/w.sock", 1)
+    desk.round(WireError("refused"))
+    assert "health" in desk.timers
+
+
+def test_moments_of_quiet_neither_hide_the_worker_nor_start_the_count_anew() -> None:
+    desk = Desk()
+    for _ in range(MOST_SILENCES):
+        desk.health.watch("unix:/w.sock", 1)
+        desk.health.rest()
+        desk.round(WireError("refused"))
+    assert desk.silent == [1]
+
+
+def url_of(running: Running) -> str:
+    running.wait_log(r"listening on http://")
+    return running.log.partition("listening on ")[2].split()[0]
+
+
+@pytest.mark.parametrize("how", ["stopped", "deaf"])
+def test_a_worker_that_does_not_answer_is_replaced_and_the_request_answered(start: Start, how: str) -> None:
+    running = start("--listen", "127.0.0.1:0", kind="up", extra=("--fake-prefill-ms", "100"))
+    worker = running.wait_ready()
+    if how == "stopped":
+        os.kill(worker["pid"], signal.SIGSTOP)
+    else:
+        os.unlink(worker["url"].removeprefix("unix:"))
+    answers: list[int] = []
+
+    def ask() -> None:
+        body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}).encode()
+        request = urllib.request.Request(f"{url_of(running)}/v1/chat/completions", body)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            answers.append(answer.status)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    after = running.wait_ready(generation=2)
+    asking.join()
+    assert answers == [200]
+    assert after["pid"] != worker["pid"]
+    assert running.status()["last_actions"][-1]["reason"] == "it does not answer"
+    eventually(lambda: running.status()["gateway"] == {"in_flight": 0, "queued": 0})
