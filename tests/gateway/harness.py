@@ -38,13 +38,24 @@ def until(probe: Callable[[], T], seconds: float = 10.0) -> T:
         time.sleep(0.005)
 
 
+#: What the guard's status says of memory, as far as the gateway looks at it.
+STATUS = {
+    "axes": [
+        {"name": "system", "limit_bytes": 8000, "used_bytes": 3000},
+        {"name": "budget", "limit_bytes": 400, "used_bytes": 100},
+    ],
+    "worker": {"anon_bytes": 70, "file_bytes": 50, "shmem_bytes": 20, "swap_bytes": 10, "prompt_cache_bytes": 0},
+    "guard": {"rss_bytes": 13},
+}
+
+
 class Guard:
     """The guard's side of its socket. ``answers`` maps a command to a function of the message giving the result."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.received: list[dict[str, Any]] = []
-        self.answers: dict[str, Callable[[dict[str, Any]], Any]] = {}
+        self.answers: dict[str, Callable[[dict[str, Any]], Any]] = {"status": lambda _: STATUS}
         self.connections = 0
         self._state: dict[str, Any] | None = None
         self._lock = threading.Condition()

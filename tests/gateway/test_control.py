@@ -6,6 +6,7 @@ import json
 import re
 import time
 import urllib.request
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,12 +50,30 @@ def test_metrics_are_what_prometheus_reads(stage: Scene) -> None:
     assert values["tidegate_level", ("level", "critical")] == 0
     assert values["tidegate_worker_state", ("state", "ready")] == 1
     assert values["tidegate_axis_bytes", ("axis", "budget"), ("kind", "used")] == 100
+    assert values["tidegate_axis_bytes", ("axis", "system"), ("kind", "limit")] == 8000
+    assert values["tidegate_worker_memory_bytes", ("kind", "swap")] == 10
+    assert values["tidegate_guard_resident_bytes",] == 13
     assert values["tidegate_requests_total", ("outcome", "answered")] == 1
     assert values["tidegate_requests_total", ("outcome", "refused_length")] == 1
     assert values["tidegate_tokens_total", ("kind", "prompt")] == 4
     assert values["tidegate_tokens_total", ("kind", "completion")] == 3
     assert families["tidegate_requests"].type == "counter"
     assert all(family.documentation for family in families.values())
+
+
+def test_memory_is_asked_of_the_guard_each_time(stage: Scene) -> None:
+    used = iter((100, 200))
+    stage.guard.answers["status"] = lambda _: {"axes": [{"name": "budget", "used_bytes": next(used)}]}
+    assert b'tidegate_axis_bytes{axis="budget",kind="used"} 100' in stage.get("/metrics").body
+    assert b'tidegate_axis_bytes{axis="budget",kind="used"} 200' in stage.get("/metrics").body
+    documents: list[Any] = [None, [], {"axes": 5, "worker": [], "guard": "x"}, {"axes": [1, {"used_bytes": "x"}]}]
+    for document in documents:
+        stage.guard.answers["status"] = partial(lambda shown, _: shown, document)
+        reply = stage.get("/metrics")
+        assert reply.status == 200
+        assert b"tidegate_axis_bytes{" not in reply.body
+    del stage.guard.answers["status"]
+    assert stage.get("/metrics").status == 200
 
 
 def test_the_metrics_writer_escapes(stage: Scene) -> None:
@@ -80,6 +99,7 @@ def test_the_status_is_the_guards(stage: Scene) -> None:
 
 
 def test_a_silent_guard_is_told_of_within_a_second(stage: Scene) -> None:
+    del stage.guard.answers["status"]
     begun = time.monotonic()
     reply = stage.get("/tidegate/status")
     assert reply.status == 503

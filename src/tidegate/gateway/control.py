@@ -22,6 +22,8 @@ from tidegate.record.metrics import CONTENT_TYPE, Family, Sample, render
 
 #: Seconds that the guard gets for a status.
 STATUS_S = 1.0
+#: The same for one scrape of the metrics; the guard answers in a millisecond.
+METRICS_S = 0.5
 #: Clearing must be answered within 2 s; the guard gets a little less.
 CLEAR_S = 1.8
 KEEPALIVE_S = 15.0
@@ -32,7 +34,9 @@ _CLEAR = "clear_oldest_context"
 _WORKER_STATES = ("starting", "ready", "draining", "stopping", "backoff", "parked")
 
 _LEVEL = Family("tidegate_level", "gauge", "1 for the present level, 0 for the others.")
-_AXIS = Family("tidegate_axis_bytes", "gauge", "The nearest memory axis in bytes.")
+_AXIS = Family("tidegate_axis_bytes", "gauge", "Every memory axis in bytes: its limit, and what is used of it.")
+_MEMORY = Family("tidegate_worker_memory_bytes", "gauge", "The worker's memory by kind.")
+_GUARD_RSS = Family("tidegate_guard_resident_bytes", "gauge", "Resident memory of the guard.")
 _WORKER = Family("tidegate_worker_state", "gauge", "1 for the worker's present state, 0 for the others.")
 _GENERATION = Family("tidegate_worker_generation", "gauge", "Number of the worker process.")
 _CONTEXT = Family("tidegate_worker_context_tokens", "gauge", "The worker's context in tokens.")
@@ -50,6 +54,27 @@ def refusal_response(refusal: Refusal) -> web.Response:
 
 def _json(value: Json, status: int = 200) -> web.Response:
     return web.Response(status=status, body=json.dumps(value).encode(), headers={"Content-Type": JSON_TYPE})
+
+
+def memory_samples(status: Json) -> list[Sample]:
+    """The memory figures of the guard's ``status`` document; what is missing or no number is left out."""
+    found = []
+    axes = _object(status).get("axes")
+    for axis in map(_object, axes if isinstance(axes, list) else []):
+        for kind in ("limit", "used"):
+            found += _sample(_AXIS, axis.get(f"{kind}_bytes"), {"axis": str(axis.get("name", "")), "kind": kind})
+    worker, guard = _object(_object(status).get("worker")), _object(_object(status).get("guard"))
+    for kind in ("anon", "file", "shmem", "swap", "prompt_cache"):
+        found += _sample(_MEMORY, worker.get(f"{kind}_bytes"), {"kind": kind})
+    return found + _sample(_GUARD_RSS, guard.get("rss_bytes"), {})
+
+
+def _object(value: Json) -> Object:
+    return value if isinstance(value, dict) else {}
+
+
+def _sample(family: Family, value: Json, labels: dict[str, str]) -> list[Sample]:
+    return [Sample(family, value, labels)] if isinstance(value, (int, float)) else []
 
 
 class Control:
@@ -86,8 +111,13 @@ class Control:
         return response
 
     async def metrics(self, _: web.BaseRequest) -> web.Response:
-        """``GET /metrics``."""
-        text = render([*self._gauges(), *self._front.counters.samples()])
+        """``GET /metrics``. Memory is asked of the guard now; without its answer those lines are missing, for an old
+        figure would draw a flat line."""
+        try:
+            status: Json = await self._front.link.command("status", deadline=METRICS_S)
+        except (NoGuardError, CommandError):
+            status = {}
+        text = render([*self._gauges(), *memory_samples(status), *self._front.counters.samples()])
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     def _gauges(self) -> list[Sample]:
@@ -103,12 +133,6 @@ class Control:
             Sample(_QUEUED, front.line.waiting),
             Sample(_GUARD, front.link.connected),
         ]
-        axis = state.raw.get("nearest_axis")
-        if isinstance(axis, dict):
-            for kind in ("limit", "used"):
-                value = axis.get(f"{kind}_bytes")
-                if isinstance(value, (int, float)):
-                    found.append(Sample(_AXIS, value, {"axis": str(axis.get("name", "")), "kind": kind}))
         return found
 
     async def status(self, _: web.BaseRequest) -> web.Response:
