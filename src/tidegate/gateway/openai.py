@@ -15,8 +15,8 @@ from tidegate.gateway.assemble import Json, Object
 #: Tokens counted for a part of a message that is no text (an image is 256 to 1024 in today's small models).
 PART_TOKENS = 1024
 
-#: Commas and opening brackets in a body. Python takes 200 bytes for what JSON says in four, so 64 MiB of "{}," would be
-#: 1.8 GB here; and every one is at least a token, of which no board's model takes this many.
+#: Commas and opening brackets in a body. Python takes 200 bytes for what JSON says in four, so 16 MiB of "{}," would be
+#: 450 MB here; and every one is at least a token, of which no board's model takes this many.
 _MOST_MARKS = 1 << 18
 #: Only a body with this many brackets can be so deep that it was read but cannot be written again.
 _DEEP = 500
