@@ -78,11 +78,11 @@ def _read_flags(command: list[str]) -> frozenset[str]:
     except subprocess.TimeoutExpired:
         raise TidegateError(f"cannot use {command[0]} as the engine: --help does not end") from None
     flags = parse_flags(done.stdout.decode(errors="replace"))
-    if done.returncode != 0 and not flags:
+    if not flags:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise TidegateError(
-            f"cannot use {command[0]} as the engine: --help ends with status {done.returncode}",
-            hint=said[-1][:200] if said else "",
+            f"cannot use {' '.join(command)} as the engine: its --help names no flags (status {done.returncode})",
+            hint=said[-1][:200] if said else "worker.command must be a llama-server",
         )
     return flags
 

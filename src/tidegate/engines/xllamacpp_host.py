@@ -155,5 +155,6 @@ def main() -> int:
 if __name__ == "__main__":
     # Not sys.exit: after a failed load llama.cpp's threads may block the interpreter's orderly end.
     code = main()
+    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
