@@ -151,7 +151,7 @@ CASES = {
     # the model
     "model missing": Case(
         "check-config --model {dir}/none.gguf", "", 3,
-        "cannot read the model of profile 'full', {dir}/none.gguf: No such file", "tidegate model gets the demo model",
+        "cannot read the model of profile 'full', {dir}/none.gguf: No such file",
     ),
     "model is a directory": Case(
         "check-config --model {dir}", "", 3, "cannot read the model of profile 'full', {dir}: it is a directory"

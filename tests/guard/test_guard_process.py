@@ -330,6 +330,48 @@ def test_notify_ready_and_status_reach_the_manager(start: Start, tmp_path: Path)
             seen += manager.recv(4096).decode() + "\n"
 
 
+def test_after_a_reload_the_gateway_is_told_what_the_running_worker_has(start: Start) -> None:
+    running = start()
+    running.wait_ready()
+    running.config.write_text(running.config.read_text().replace("context = 4096", "context = 8192"))
+    running.process.send_signal(signal.SIGHUP)
+    running.wait_log(r"full.context: 4096 -> 8192 \(from its next start on\)")
+
+    def told() -> tuple[int, int]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gateway:
+            gateway.connect(str(running.run_directory / "guard.sock"))
+            gateway.sendall(json.dumps({"hello": "gateway", "pid": os.getpid()}).encode() + b"\n")
+            state = json.loads(gateway.makefile().readline())["state"]
+        return state["worker"]["context"], state["best_context"]
+
+    assert told() == (4096, 4096)
+    assert running.cli("reset").returncode == 0
+    assert told() == (8192, 8192)
+    assert running.cli("step", "lean").returncode == 0
+    assert told() == (1024, 8192)
+
+
+def test_a_step_to_what_does_not_fit_is_no_success(start: Start, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    fake_config(tmp_path)
+    # It takes 300 MiB while it loads, which is critical before it is ready, so the ladder puts the lower one in its
+    # place: at the start, and again after the order.
+    heavy = ("--fake-anon-mib", "300", "--fake-load-ms", "3000")
+    profiles = fake_profile("full", model=model, extra=heavy) + fake_profile("lean", model=model, context=1024)
+    running = start("--budget", "170M", config=fake_config(tmp_path, profiles=profiles))
+    assert running.wait_ready()["profile"] == "lean"
+    done = running.cli("step", "full")
+    assert done.returncode == 1
+    assert "cannot step to full: lean runs now, because it does not fit" in done.stderr, running.log
+
+
+@pytest.mark.parametrize(("listen", "warned"), [("127.0.0.1:0", False), ("0.0.0.0:0", True)])
+def test_an_address_beyond_this_machine_is_warned_of(start: Start, listen: str, warned: bool) -> None:
+    running = start("--listen", listen, kind="up")
+    running.wait_log("listening on http://")
+    assert ("there is no key yet" in running.log) is warned
+
+
 def test_hup_reloads_and_says_what_changed(start: Start) -> None:
     running = start("--budget", "400M")
     running.wait_ready()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tidegate.errors import Exit, TidegateError
 from tidegate.frozen import replace
 from tidegate.settings.load import Overrides, find_config, load_settings, nearest, parse_listen, read_config
-from tidegate.settings.model import Profile, Settings, changes
+from tidegate.settings.model import GatewaySettings, Profile, Settings, WorkerSettings, changes
 from tidegate.settings.table import PROFILE_SETTINGS, SETTINGS, Kind, Setting
 
 NOTHING = Overrides({})
@@ -311,3 +311,18 @@ def test_changes_name_what_changed() -> None:
     before = load()
     after = load("[memory]\nwarn = 0.5\n[log]\nlevel = 'debug'")
     assert changes(before, after) == ["memory.warn: 0.82 -> 0.5", "log.level: 'info' -> 'debug'"]
+
+
+def test_changes_say_when_they_take_effect_and_name_the_key_of_a_profile() -> None:
+    full, lean = Profile("full", "m"), Profile("lean", "m", context=1024)
+    before = Settings(worker=WorkerSettings(profiles=(full, lean)))
+    after = Settings(
+        worker=WorkerSettings(profiles=(replace(full, context=8192), Profile("small", "s"))),
+        gateway=GatewaySettings(language="zh", warn_context=2048),
+    )
+    assert changes(before, after) == [
+        "worker.profile: full, lean -> full, small",
+        "worker.profile full.context: 4096 -> 8192 (from its next start on)",
+        "gateway.warn_context: 1024 -> 2048",
+        "gateway.language: 'en' -> 'zh' (after a restart)",
+    ]

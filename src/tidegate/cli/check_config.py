@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from tidegate.cli.engine_check import check_engine
 from tidegate.cli.launch import settings_document
 from tidegate.cli.planning import plan_profiles
 from tidegate.cli.settings_flags import add_settings_flags, settings_from
@@ -28,10 +29,11 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the profiles with their planned bytes."""
     settings = settings_from(arguments)
+    planned = plan_profiles(settings)
+    check_engine(settings.worker)
     if arguments.json:
         print(json.dumps(settings_document(settings)))
         return Exit.FINE
-    planned = plan_profiles(settings)
     budget = settings.memory.budget
     print(f"settings are fine; budget {format_size(budget) if budget is not None else 'none'}")
     for profile in settings.worker.profiles:
@@ -40,5 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
             f"  {profile.name:12} context {profile.context:6} x {profile.slots}, KV {profile.kv_type:5} "
             f"needs {format_size(each.known):>10}, maps {format_size(each.file):>10}, "
             f"prompt cache {format_size(profile.prompt_cache)}"
+            + (", above the budget's warn line" if budget and each.known > budget * settings.memory.warn else "")
         )
     return Exit.FINE

@@ -6,9 +6,11 @@ The guard is exec'd in place of this process, so the pid that a shell or systemd
 from __future__ import annotations
 
 import argparse
+import compileall
 import errno
 import fcntl
 import importlib.util
+import ipaddress
 import json
 import os
 import socket
@@ -40,12 +42,12 @@ def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
         TidegateError: it cannot start, and would not the next time either.
     """
     settings = settings_from(arguments)
-    flags = check_engine(settings.worker)
     if gateway and importlib.util.find_spec("aiohttp") is None:
         raise TidegateError(
             "cannot start the gateway: aiohttp is not installed", hint="pip install 'tidegate[gateway]'"
         )
     profiles = plan_profiles(settings)
+    flags = check_engine(settings.worker)
     directory = make_run_directory(run_directory(os.environ, uid=os.getuid()))
     lock = lock_directory(directory)
     leaving = handover.dismiss_gateway(directory)
@@ -71,9 +73,21 @@ def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
     for fd in (plan_fd, lock, *plan.listen_fds):
         os.set_inheritable(fd, True)
     if listeners:
+        if not _is_local(listeners[0]):
+            print(
+                "tidegate: warning: anybody who reaches this address may use it: there is no key yet", file=sys.stderr
+            )
         print(f"tidegate: listening on {_shown(listeners[0], settings.gateway.listen)}", file=sys.stderr, flush=True)
     guard = os.path.join(source, "tidegate", "guard", "__main__.py")
+    compile_once(os.path.join(source, "tidegate"))
     os.execv(sys.executable, [sys.executable, "-I", "-S", guard, str(plan_fd)])
+
+
+def compile_once(package: str) -> None:
+    """Compile ``package`` if nobody has: a guard that compiles itself at its start keeps 1.5 MB of that for ever."""
+    loop = os.path.join(package, "guard", "loop.py")
+    if not os.path.exists(importlib.util.cache_from_source(loop)):
+        compileall.compile_dir(package, quiet=2)
 
 
 def make_run_directory(path: str) -> str:
@@ -170,6 +184,12 @@ def _clear_dead_socket(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass
+
+
+def _is_local(listener: socket.socket) -> bool:
+    if listener.family == socket.AF_UNIX:
+        return True
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def _shown(listener: socket.socket, address: str) -> str:

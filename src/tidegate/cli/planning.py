@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 
+from tidegate.cli.demo_model import demo_model_path
 from tidegate.engines.llama_flags import OWNED_FLAGS
 from tidegate.errors import TidegateError
 from tidegate.gguf import GgufModel, read_gguf
@@ -42,7 +43,8 @@ def _read(profile: Profile) -> GgufModel:
     try:
         return read_gguf(profile.model)
     except TidegateError as error:
-        hint = error.hint or ("tidegate model gets the demo model" if not os.path.exists(profile.model) else "")
+        is_demo = profile.model == demo_model_path(os.environ) and not os.path.exists(profile.model)
+        hint = error.hint or ("tidegate model gets it" if is_demo else "")
         message = error.message.replace("cannot read model", f"cannot read the model of profile {profile.name!r},", 1)
         raise TidegateError(message, hint=hint) from None
 

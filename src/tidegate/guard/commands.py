@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tidegate.frozen import frozen
+from tidegate.frozen import frozen, replace
 from tidegate.guard.status import gateway_state, status_document
 from tidegate.policy.ladder import DRAIN_S, Step, StepKind
 from tidegate.worker.lifecycle import WorkerState
@@ -166,8 +166,9 @@ class Commands:
         generation = guard.worker.life.generation
 
         def over(error: str) -> None:
-            if error:
-                refuse(f"cannot step to {profile}: {error}")
+            running = guard.worker.life.profile
+            if error or running != profile:
+                refuse(f"cannot step to {profile}: {error or f'{running} runs now, because it does not fit'}")
                 return
             action = guard.proof.actions.to_json()[-1]
             answer(
@@ -179,6 +180,8 @@ class Commands:
                 }
             )
 
+        # A person's order begins a new episode: the ladder may use every profile again to mend what comes of it.
+        guard.ladder = replace(guard.ladder, tried=frozenset())
         self._wait(generation, _ANSWER_WITHIN_S, over)
         guard.order(Step(kind, profile, reason, guard.judge.worker_bytes, drain))
 

@@ -69,8 +69,11 @@ def status_document(guard: Guard) -> dict[str, Any]:
 def gateway_state(guard: Guard, override: ContextOverride | None) -> dict[str, Any]:
     """The ``state`` message: what the gateway may do now."""
     life, judge = guard.worker.life, guard.judge
-    profile = guard.profile(life.profile or "")
+    profile = guard.worker.shape or guard.profile(life.profile or "")
     gateway = guard.settings.gateway
+    # After a reload the best profile may promise what the running worker, though the best, does not have yet: that is
+    # no lack of memory.
+    best = profile if guard.index_of(life.profile) == 0 else guard.settings.worker.profiles[0]
     return {
         "level": judge.level.level.label,
         "since": round(judge.level_time, 3),
@@ -87,7 +90,7 @@ def gateway_state(guard: Guard, override: ContextOverride | None) -> dict[str, A
             "slots": profile.slots,
             "message": life.message,
         },
-        "best_context": guard.settings.worker.profiles[0].context,
+        "best_context": best.context,
         "warn_context": gateway.warn_context,
         "context_override": None if override is None else override.keep_tokens,
         "critical_prompt": gateway.critical_prompt,

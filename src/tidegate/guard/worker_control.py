@@ -83,6 +83,8 @@ class WorkerControl:
         self.child: Child | None = None
         self.ready_at: float | None = None
         self.prompt_cache = 0
+        #: The running worker's shape, which a reload does not change.
+        self.shape: Profile | None = None
         self._settings = settings
         self._owner = owner
         self._reactor = reactor
@@ -148,6 +150,7 @@ class WorkerControl:
             return False
         if not self._tied and expected(record):
             self.child, self.url, self._argv, self.prompt_cache = child, record.url, record.argv, record.prompt_cache
+            self.shape = self._owner.profile(record.profile)
             self._watch(child)
             self._log.info(f"took over worker {record.pid}, profile {record.profile}")
             self.apply(self.life.adopt(record.profile, record.generation))
@@ -199,7 +202,7 @@ class WorkerControl:
                 raise AssertionError(name)
 
     def _spawn(self, name: str, generation: int) -> None:
-        profile = self._owner.profile(name)
+        self.shape = profile = self._owner.profile(name)
         self.url = self._endpoint(generation)
         self.ready_at = None
         self.prompt_cache = self._owner.prompt_cache(name)
@@ -369,7 +372,8 @@ class WorkerControl:
             how = f"was killed{killer} ({name})"
         else:
             how = f"exited with status {status}"
-        last = " | ".join(list(child.lines)[-3:])
+        # A SIGKILL gives no last words: the lines that are there say nothing of it.
+        last = "" if status == -signal.SIGKILL else " | ".join(list(child.lines)[-3:])
         return f"{how}: {last}" if last else how
 
     def _detach(self) -> None:

@@ -103,13 +103,35 @@ class Settings:
         )
 
 
+#: Settings that a running gateway does not take over.
+_AFTER_RESTART = frozenset(("gateway.listen", "gateway.hold", "gateway.language"))
+
+
 def changes(old: Settings, new: Settings) -> list[str]:
-    """``section.key: old -> new`` for every difference, for the log line of a reload."""
+    """``section.key: old -> new`` for every difference, with when it takes effect, for the log lines of a reload."""
     found = []
     for section in Settings.__match_args__:
         before, after = getattr(old, section), getattr(new, section)
         for item in before.__match_args__:
             was, now = getattr(before, item), getattr(after, item)
-            if was != now:
-                found.append(f"{section}.{item}: {was!r} -> {now!r}")
+            name = f"{section}.{item}"
+            if was == now:
+                continue
+            if name == "worker.profiles":
+                found += _profile_changes(was, now)
+            else:
+                found.append(f"{name}: {was!r} -> {now!r}{' (after a restart)' if name in _AFTER_RESTART else ''}")
+    return found
+
+
+def _profile_changes(old: tuple[Profile, ...], new: tuple[Profile, ...]) -> list[str]:
+    names = [profile.name for profile in old], [profile.name for profile in new]
+    found = [] if names[0] == names[1] else [f"worker.profile: {', '.join(names[0])} -> {', '.join(names[1])}"]
+    before = {profile.name: profile for profile in old}
+    for profile in new:
+        was = before.get(profile.name, profile)
+        for key in Profile.__match_args__:
+            if getattr(was, key) != getattr(profile, key):
+                change = f"{getattr(was, key)!r} -> {getattr(profile, key)!r}"
+                found.append(f"worker.profile {profile.name}.{key}: {change} (from its next start on)")
     return found
