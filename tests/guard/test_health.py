@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import urllib.request
 from collections.abc import Callable
@@ -126,3 +127,17 @@ def test_a_worker_that_does_not_answer_is_replaced_and_the_request_answered(star
     assert after["pid"] != worker["pid"]
     assert running.status()["last_actions"][-1]["reason"] == "it does not answer"
     eventually(lambda: running.status()["gateway"] == {"in_flight": 0, "queued": 0})
+
+
+def test_whoever_only_observes_says_it(start: Start) -> None:
+    running = start("--listen", "127.0.0.1:0", "--observe", kind="up")
+    worker = running.wait_ready()
+    os.unlink(worker["url"].removeprefix("unix:"))
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
+    host, _, port = url_of(running).removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as client:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        running.wait_log("would step reset to full: it does not answer")
+    assert running.worker()["generation"] == 1
+    assert running.status()["last_actions"] == []

@@ -246,7 +246,11 @@ class Guard:
         life = self.worker.life
         if life.state is WorkerState.READY and life.generation == generation and self.ladder.pending is None:
             assert life.profile is not None
-            self.order(Step(StepKind.RESET, life.profile, "it does not answer", self.judge.worker_bytes))
+            step = Step(StepKind.RESET, life.profile, "it does not answer", self.judge.worker_bytes)
+            if self.plan.observe or self.paused_until is not None:
+                self._only_say(step)
+            else:
+                self.order(step)
 
     def _say_level(self) -> None:
         level, near = self.judge.level.level, self.judge.nearest
