@@ -32,7 +32,7 @@ FLOORS = (
     ("guard",),
     ("gateway",),
     ("record",),
-    ("doctor", "plan", "postmortem", "stress"),
+    ("doctor", "plan", "postmortem", "stress", "setup"),
     ("cli",),
     ("__main__",),
 )

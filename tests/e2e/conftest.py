@@ -1,4 +1,4 @@
-"""Fixtures: the whole of tidegate with the real engine and the real demo model."""
+"""Fixtures: the whole of tidegate with a real engine and the real demo model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from real_engine import ENGINES, NotBuiltError, RealEngine, real_engine
 from running import Running
 from tidegate.cli.demo_model import demo_model_path, is_present
 
 Up = Callable[..., "Door"]
+#: Marks a test that must hold with llama-server's own binary too.
+both_engines = pytest.mark.parametrize("engine", ENGINES, indirect=True)
+#: The same for one that takes minutes: what differs between the two is short of it.
+both_engines_slowly = pytest.mark.parametrize(
+    "engine", ["xllamacpp", pytest.param("llama-server", marks=pytest.mark.slow)], indirect=True
+)
 
 
 class Door(Running):
@@ -33,16 +40,25 @@ def model_fixture() -> str:
     return path
 
 
+@pytest.fixture(name="engine")
+def engine_fixture(request: pytest.FixtureRequest) -> RealEngine:
+    """The engine behind :func:`up_fixture`: xllamacpp, or what :data:`both_engines` asks for."""
+    try:
+        return real_engine(getattr(request, "param", "xllamacpp"))
+    except NotBuiltError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture(name="up")
-def up_fixture(model: str) -> Iterator[Up]:
-    """``up(config, *arguments)`` runs `tidegate up` with the real engine."""
+def up_fixture(model: str, engine: RealEngine) -> Iterator[Up]:
+    """``up(config, *arguments)`` runs `tidegate up` with a real engine."""
     started: list[Door] = []
     directories: list[Path] = []
 
     def up(config: str, *arguments: str) -> Door:
         directory = Path(tempfile.mkdtemp(prefix="tg"))
         directories.append(directory)
-        door = Door(directory, config, "--listen", "127.0.0.1:0", *arguments, kind="up")
+        door = Door(directory, config, "--listen", "127.0.0.1:0", *arguments, kind="up", env=engine.environment)
         started.append(door)
         return door
 

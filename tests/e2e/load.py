@@ -77,8 +77,9 @@ def worker_pids(guard: int) -> list[int]:
     for child in children:
         try:
             with open(f"/proc/{child}/cmdline", "rb") as file:
-                if b"xllamacpp_host" in file.read():
-                    found.append(child)
+                command = file.read()
+            if b"xllamacpp_host" in command or b"/llama-server\0" in command:
+                found.append(child)
         except OSError:
             pass
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.conftest import Up
+from e2e.conftest import Up, both_engines_slowly
 from e2e.load import Sampler, conversation, post
 from running import eventually
 
@@ -28,6 +28,7 @@ prompt_cache = 0
 """
 
 
+@both_engines_slowly
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_forty_conversations_within_the_budget(up: Up) -> None:

@@ -13,7 +13,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from e2e.conftest import Up
+from e2e.conftest import Up, both_engines
 from e2e.load import conversation, post
 from running import eventually
 
@@ -28,6 +28,7 @@ kv_type = "q8_0"
 """
 
 
+@both_engines
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_twenty_steps_under_load_fail_no_request(up: Up) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,47 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from running import FAKE_ENGINE, eventually
-from tidegate.engines.llama_api import WireError, busy_slots, is_ready, request
+from engines.conftest import Launch
+from tidegate.engines.llama_api import Properties, WireError, busy_slots, is_ready, properties, request
 
 Serve = Callable[..., str]
-
-
-@pytest.fixture(name="directory")
-def directory_fixture() -> Iterator[Path]:
-    """A directory with a name short enough for sockets."""
-    directory = Path(tempfile.mkdtemp(prefix="tg"))
-    yield directory
-    shutil.rmtree(directory)
 
 
 # -- the fake engine -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(name="engine")
-def engine_fixture(directory: Path) -> Iterator[Serve]:
+def engine_fixture(launch: Launch) -> Serve:
     """``engine(*flags)`` starts a fake engine and gives its endpoint once it can be reached."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(*flags: str, port: int = 0) -> str:
-        host = ("--host", "127.0.0.1", "--port", str(port)) if port else ("--host", str(directory / "e.sock"))
-        endpoint = f"http://127.0.0.1:{port}" if port else f"unix:{directory}/e.sock"
-        started.append(subprocess.Popen([sys.executable, "-I", "-S", str(FAKE_ENGINE), *host, *flags]))
-        eventually(lambda: can_be_reached(endpoint))
-        return endpoint
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-def can_be_reached(endpoint: str) -> bool:
-    try:
-        request(endpoint, "GET", "/fake/stats", timeout=5)
-    except WireError:
-        return False
-    return True
+    return lambda *flags, **more: launch(*flags, **more).endpoint
 
 
 def free_port() -> int:
@@ -158,10 +126,21 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize(
-    ("health", "completion", "ready"), [(200, 200, True), (200, 503, False), (503, 200, False), (404, 200, False)]
+    ("health", "completion", "body", "ready"),
+    [
+        (200, 200, b'{"content": "a"}', True),
+        (200, 200, b'{"content": ""}', True),
+        (200, 200, b'{"conten', False),
+        (200, 200, b"[]", False),
+        (200, 503, b'{"error": {}}', False),
+        (503, 200, b'{"content": "a"}', False),
+        (404, 200, b'{"content": "a"}', False),
+        (200, 401, b'{"error": {}}', True),
+    ],
 )
-def test_ready_takes_both(serve: Serve, health: int, completion: int, ready: bool) -> None:
-    endpoint = serve(b"HTTP/1.1 %d X\r\n\r\n" % completion, health=b"HTTP/1.1 %d X\r\n\r\n" % health)
+def test_ready_takes_both(serve: Serve, health: int, completion: int, body: bytes, ready: bool) -> None:
+    """A server that wants a key which we do not have is taken at its word."""
+    endpoint = serve(b"HTTP/1.1 %d X\r\n\r\n" % completion, body, health=b"HTTP/1.1 %d X\r\n\r\n" % health)
     assert is_ready(endpoint, timeout=5) is ready
 
 
@@ -250,6 +229,24 @@ def test_slots_nested_without_end(serve: Serve) -> None:
         busy_slots(serve(OK + b"\r\n" + b"[" * 200_000), timeout=5)
 
 
-def test_slots_that_are_off(serve: Serve) -> None:
-    """llama-server --no-slots answers 501."""
-    assert busy_slots(serve(b"HTTP/1.1 501 X\r\nContent-Length: 2\r\n\r\n{}"), timeout=5) == 0
+@pytest.mark.parametrize("status", [501, 401, 503])
+def test_slots_that_are_not_shown_are_not_idle(serve: Serve, status: int) -> None:
+    """llama-server answers 501 with --no-slots, 401 with an API key, 503 while it loads."""
+    with pytest.raises(WireError, match=f"cannot read /slots: status {status}"):
+        busy_slots(serve(b"HTTP/1.1 %d X\r\nContent-Length: 2\r\n\r\n[]" % status), timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"default_generation_settings": {"n_ctx": 512}, "total_slots": 2}', Properties(512, 2)),
+        (b'{"default_generation_settings": {"n_ctx": -5}, "total_slots": 1e9}', Properties()),
+        (b'{"default_generation_settings": [], "total_slots": true}', Properties()),
+        (b"[1]", Properties()),
+        (b"\xff", Properties()),
+        (b"[" * 200_000, Properties()),
+    ],
+)
+def test_properties(serve: Serve, body: bytes, found: Properties) -> None:
+    endpoint = serve(OK + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert properties(endpoint, timeout=5) == found

@@ -88,7 +88,7 @@ def test_the_engine_that_settings_name() -> None:
         WorkerSettings(engine="llama-server", command=("nice", "llama-server")), "/usr/bin/python3", ()
     )
     argv = llama.argv(PROFILE, prompt_cache=0, endpoint="unix:/w.sock")
-    assert argv[:4] == ["nice", "llama-server", "-m", "/models/m.gguf"]
+    assert argv[:6] == ["nice", "llama-server", "--alias", "m", "-m", "/models/m.gguf"]
     default = engines.create(WorkerSettings(engine="llama-server"), "/usr/bin/python3", ())
     assert default.argv(PROFILE, prompt_cache=0, endpoint="unix:/w.sock")[0] == "llama-server"
     package = engines.create(WorkerSettings(engine="xllamacpp"), "/usr/bin/python3", ())
@@ -96,6 +96,24 @@ def test_the_engine_that_settings_name() -> None:
     assert argv[:2] == ["/usr/bin/python3", "-P"]
     assert argv[2].endswith("/xllamacpp_host.py")
     assert (llama.name, package.name) == ("llama-server", "xllamacpp")
+
+
+@pytest.mark.parametrize(
+    ("flags", "extra", "given"),
+    [
+        ((), (), ["--alias", "a_b"]),
+        (("-m", "-a"), (), ["-a", "a_b"]),
+        (("-m",), (), []),
+        ((), ("--alias", "mine"), []),
+        ((), ("-a=mine",), []),
+    ],
+)
+def test_the_name_that_answers_show_is_the_models(
+    flags: tuple[str, ...], extra: tuple[str, ...], given: list[str]
+) -> None:
+    engine = engines.create(WorkerSettings(engine="llama-server"), "/usr/bin/python3", flags)
+    argv = engine.argv(replace(PROFILE, model="/models/a,b.gguf", extra=extra), prompt_cache=0, endpoint="unix:/w.sock")
+    assert argv[1 : argv.index("-m")] == given
 
 
 def test_a_build_gets_only_what_it_knows_by_the_name_it_knows() -> None:

@@ -165,6 +165,9 @@ class Engine:
     def __init__(self, folder: str, generation: int, *options: str) -> None:
         self.path = os.path.join(folder, f"worker-{generation}.sock")
         self.log_path = os.path.join(folder, f"engine-{generation}.log")
+        # A killed server leaves its socket, and whoever starts the next one has to take it away, as the guard does.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
         argv = [sys.executable, "-I", "-S", FAKE_ENGINE, "--host", self.path, "--fake-log", self.log_path, *options]
         self.process = subprocess.Popen(argv)
         until(self._listens)

@@ -274,6 +274,21 @@ def test_waiting_for_a_busy_worker_is_no_hold(stage: Scene) -> None:
         assert all(job.result().content == tokens(20) for job in jobs)
 
 
+def test_a_turn_that_does_not_come_has_a_deadline(stage: Scene) -> None:
+    with scene(deadline=1.0) as short:
+        short.start(1, "--fake-token-ms", "100", "-np", "1", slots=1)
+        working = Background(lambda: short.chat(max_tokens=25))
+        until(lambda: short.metric("tidegate_requests_in_flight") == 1)
+        late = [Background(lambda: short.chat(max_tokens=1)) for _ in range(2)]
+        for job in late:
+            reply = job.result()
+            assert (reply.status, reply.error["reason"]) == (503, "deadline")
+            assert "waited 1 s for its turn, its deadline" in reply.error["message"]
+            assert "(memory level normal)" in reply.error["message"]
+            assert 1 <= int(reply.headers["retry-after"]) <= 120
+        assert working.result().content == tokens(25)
+
+
 # -- clients that leave -------------------------------------------------------------------------------------------
 
 
@@ -359,7 +374,8 @@ def test_the_ledger_tells_what_is_carried(stage: Scene) -> None:
     assert ledger["prompt_tokens"] >= 10
     for job in jobs:
         assert job.result().status == 200
-    stage.guard.wait_for(lambda message: message.get("ledger") == {"in_flight": 0, "queued": 0, "prompt_tokens": 0})
+    nothing = {"in_flight": 0, "queued": 0, "prompt_tokens": 0, "engine_faults": 0}
+    stage.guard.wait_for(lambda message: message.get("ledger") == nothing)
 
 
 def test_the_ledger_is_sent_ten_times_a_second_at_most(stage: Scene) -> None:

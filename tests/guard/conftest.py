@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from guard.foreign_server import ForeignServer
 from running import Running, fake_config
 
 Start = Callable[..., Running]
+Foreign = Callable[..., ForeignServer]
 
 
 @pytest.fixture(name="start")
@@ -43,3 +45,18 @@ def start_fixture() -> Iterator[Start]:
         running.stop()
     for directory in directories:
         shutil.rmtree(directory)
+
+
+@pytest.fixture(name="foreign")
+def foreign_fixture() -> Iterator[Foreign]:
+    """``foreign(*options of the fake engine, **keys of ForeignServer)`` starts a server that is not the guard's."""
+    servers: list[ForeignServer] = []
+    with tempfile.TemporaryDirectory(prefix="tgf") as directory:
+
+        def start(*options: str, **more: object) -> ForeignServer:
+            servers.append(ForeignServer(Path(directory), *options, **more))  # type: ignore[arg-type]
+            return servers[-1]
+
+        yield start
+        for server in servers:
+            server.stop()

@@ -14,8 +14,12 @@ import pytest
 
 from guard.conftest import Start
 from running import Running, eventually
-from tidegate.engines.llama_api import WireError
-from tidegate.guard.health import EVERY_S, MOST_SILENCES, Health
+from tidegate.engines.llama_api import VitalSigns, WireError
+from tidegate.guard.health import EVERY_S, SILENT, WEDGED, Health
+from tidegate.policy.pulse import MOST_SILENCES, STUCK_S
+
+#: Answered, but /slots is not served.
+ALIVE = VitalSigns(None, None)
 
 
 class Desk:
@@ -24,8 +28,20 @@ class Desk:
     def __init__(self) -> None:
         self.timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self.jobs: list[Callable[[object], None]] = []
-        self.silent: list[int] = []
-        self.health = Health(self, self, self.silent.append)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.cpu = 0.0
+        self.waited_for: bool | None = True
+        self.failed: list[tuple[int, str]] = []
+        self.health = Health(
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            lambda generation, why: self.failed.append((generation, why)),
+            cpu=lambda: self.cpu,
+            waited_for=lambda: self.waited_for,
+        )
+
+    def clock(self) -> float:
+        return self.now
 
     def after(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
         self.timers[name] = (seconds, callback)
@@ -40,27 +56,41 @@ class Desk:
         """The timer fires, the question is asked and answered."""
         seconds, callback = self.timers.pop("health")
         assert seconds == EVERY_S
+        self.now += seconds
         callback()
         self.jobs.pop()(answer)
 
 
-def test_silence_running_is_told_once() -> None:
+def test_silence_running_is_told_and_told_again() -> None:
+    """While paused or observing the telling has no consequence: without a second one the worker would hang for ever."""
     desk = Desk()
     desk.health.watch("unix:/w.sock", 3)
-    for _ in range(MOST_SILENCES - 1):
+    for times in (0, 1):
+        for _ in range(MOST_SILENCES - 1):
+            desk.round(WireError("refused"))
+            assert desk.failed == [(3, SILENT)] * times
         desk.round(WireError("refused"))
-        assert desk.silent == []
-    desk.round(WireError("refused"))
-    assert desk.silent == [3]
-    assert desk.timers == {}
+        assert desk.failed == [(3, SILENT)] * (times + 1)
 
 
-def test_an_answer_of_any_status_is_no_silence() -> None:
+def test_an_unanswered_token_of_an_older_worker_stops_no_watch() -> None:
+    desk = Desk()
+    stuck(desk)
+    token = desk.jobs.pop()
+    desk.health.watch("unix:/w.sock", 6)
+    token(WireError("timed out"))
+    assert desk.failed == []
+    desk.round(ALIVE)
+    assert desk.timers["health"][0] == EVERY_S
+
+
+def test_an_answer_is_no_silence() -> None:
     desk = Desk()
     desk.health.watch("unix:/w.sock", 3)
-    for answer in [WireError("refused"), (200, b""), WireError("refused"), (503, b""), WireError("refused")]:
+    for answer in [WireError("refused"), ALIVE, WireError("refused"), ALIVE, WireError("refused")]:
+        desk.cpu += 1.0
         desk.round(answer)
-    assert desk.silent == []
+    assert desk.failed == []
 
 
 def test_an_answer_for_an_older_worker_counts_for_nobody() -> None:
@@ -73,14 +103,14 @@ def test_an_answer_for_an_older_worker_counts_for_nobody() -> None:
     desk.health.watch("unix:/2.sock", 2)
     desk.jobs.pop()(WireError("gone"))
     desk.round(WireError("refused"))
-    assert desk.silent == []
+    assert desk.failed == []
 
 
 def test_at_rest_nothing_is_asked() -> None:
     desk = Desk()
     desk.health.watch("unix:/w.sock", 1)
     desk.health.rest()
-    desk.round((200, b""))
+    desk.round(ALIVE)
     _, ask = desk.timers.pop("health")
     ask()
     assert (desk.jobs, desk.timers) == ([], {})
@@ -95,7 +125,56 @@ def test_moments_of_quiet_neither_hide_the_worker_nor_start_the_count_anew() -> 
         desk.health.watch("unix:/w.sock", 1)
         desk.health.rest()
         desk.round(WireError("refused"))
-    assert desk.silent == [1]
+    assert desk.failed == [(1, SILENT)]
+
+
+def stuck(desk: Desk) -> None:
+    """Rounds in which slots and CPU stand still, until the worker is asked for a token."""
+    desk.health.watch("unix:/w.sock", 5)
+    for _ in range(int(STUCK_S / EVERY_S) + 1):
+        desk.health.watch("unix:/w.sock", 5)
+        desk.round(VitalSigns(1, 17))
+
+
+def test_a_worker_that_answers_but_does_nothing_is_asked_for_a_token() -> None:
+    desk = Desk()
+    stuck(desk)
+    assert desk.failed == []
+    desk.jobs.pop()(WireError("timed out"))
+    assert desk.failed == [(5, WEDGED)]
+    assert desk.timers["health"][0] == EVERY_S
+
+
+def test_one_that_gives_the_token_lives() -> None:
+    desk = Desk()
+    stuck(desk)
+    desk.jobs.pop()(True)
+    assert desk.failed == []
+    desk.health.watch("unix:/w.sock", 5)
+    desk.round(VitalSigns(1, 17))
+    assert (desk.failed, desk.jobs) == ([], [])
+
+
+def test_without_a_gateway_the_slots_say_whether_it_works() -> None:
+    desk = Desk()
+    desk.waited_for = None
+    for _ in range(10):
+        desk.health.watch("unix:/w.sock", 5)
+        desk.round(VitalSigns(0, 17))
+    assert (desk.failed, desk.jobs) == ([], [])
+
+
+def test_faults_of_the_engine_are_looked_into_one_at_a_time_and_seldom() -> None:
+    desk = Desk()
+    desk.health.fault("unix:/w.sock", 5)
+    desk.health.fault("unix:/w.sock", 5)
+    desk.jobs.pop()(True)
+    desk.health.fault("unix:/w.sock", 5)
+    assert (desk.failed, desk.jobs) == ([], [])
+    desk.now += 60
+    desk.health.fault("unix:/w.sock", 5)
+    desk.jobs.pop()(False)
+    assert desk.failed == [(5, WEDGED)]
 
 
 def url_of(running: Running) -> str:

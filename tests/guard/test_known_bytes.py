@@ -99,3 +99,24 @@ def test_repacked_weights_are_seen_at_ready(known: KnownBytes, ready_bytes: int,
 @pytest.mark.parametrize("name", [None, "other"])
 def test_nothing_is_cold_of_an_unknown_profile(known: KnownBytes, name: str | None) -> None:
     assert known.cold_file(name, 5000 * M) == 0
+
+
+def test_a_worker_that_was_there_needs_no_more_than_it_holds(known: KnownBytes) -> None:
+    """An unset context is planned as the model's own, which the server may have cut down."""
+    known.seen("full", 90 * M)
+    assert known.of("full") == 130 * M
+    known.seen("full", 900 * M)
+    assert known.of("full") == 200 * M
+    known.seen("unplanned", 90 * M)
+    assert known.of("unplanned") == 0
+    known.ready("full", 100 * M)
+    assert known.of("full") == 140 * M
+
+
+def test_an_inspection_after_ready_adds_the_compute_buffers(known: KnownBytes) -> None:
+    nothing = ProfileBytes(known=0, compute=0, file=0, cold_file=0, entry=0)
+    known.replan({"attached": nothing})
+    known.ready("attached", 100 * M)
+    known.inspected("attached", FULL)
+    assert known.of("attached") == 140 * M
+    assert known.planned("attached") == FULL

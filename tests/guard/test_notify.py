@@ -125,3 +125,25 @@ def test_a_manager_that_does_not_read_is_not_waited_for(manager: socket.socket) 
     assert 0 < len(told(manager)) < 2000
     speaker.alive()
     assert told(manager) == ["WATCHDOG=1"]
+
+
+def test_listening_sockets_are_kept_where_the_manager_keeps_them(manager: socket.socket) -> None:
+    with socket.socket() as listener:
+        notifier(manager).keep((listener.fileno(),))
+        assert told(manager) == []
+        notifier(manager, FDSTORE="2").keep(())
+        assert told(manager) == ["FDSTOREREMOVE=1\nFDNAME=listener"]
+        notifier(manager, FDSTORE="2").keep((listener.fileno(),))
+        assert manager.recv(4096) == b"FDSTOREREMOVE=1\nFDNAME=listener"
+        message, fds, _, _ = socket.recv_fds(manager, 4096, 4)
+        assert message == b"FDSTORE=1\nFDNAME=listener"
+        (fd,) = fds
+        try:
+            assert os.path.sameopenfile(fd, listener.fileno())
+        finally:
+            os.close(fd)
+
+
+def test_a_status_that_is_no_text_is_told(manager: socket.socket) -> None:
+    notifier(manager).status("cgroup:/\udcff at 3 %")
+    assert told(manager) == ["STATUS=cgroup:/\\udcff at 3 %"]

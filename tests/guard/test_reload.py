@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from guard.conftest import Foreign, Start
+from running import fake_config, is_alive
 from tidegate.guard.log import Log
 from tidegate.guard.reactor import Reactor
 from tidegate.guard.reload import Reloader
@@ -61,8 +64,22 @@ def test_a_reading_that_cannot_be_started_is_over(monkeypatch: pytest.MonkeyPatc
     def no_process(*_: object, **__: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("tidegate.guard.reload.start", no_process)
+    monkeypatch.setattr("tidegate.guard.errand.start", no_process)
     reactor, manager = Reactor(), Manager()
     reloader(reactor, manager, "").begin()
     assert manager.heard == ["reloading", "ready"]
     reactor.close()
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_whose_worker_it_is_does_not_change_while_it_runs(start: Start, foreign: Foreign, attached: bool) -> None:
+    """Not even one that nobody would start again was spared: its profile was gone."""
+    server = foreign(supervised=False).wait_up()
+    theirs = f'[worker]\nprocess = "fake-llama"\nurl = "{server.url}"\n'
+    running = start(config=theirs) if attached else start()
+    worker = running.wait_ready()
+    running.config.write_text(fake_config(running.directory) if attached else theirs)
+    running.process.send_signal(signal.SIGHUP)
+    running.wait_log("error: cannot reload: whether somebody else starts the worker changes only after a restart")
+    assert (running.worker()["pid"], running.worker()["state"]) == (worker["pid"], "ready")
+    assert is_alive(worker["pid"])

@@ -16,11 +16,12 @@ import pytest
 from guard.conftest import Start
 from running import FAKE_ENGINE, eventually, fake_config
 from tidegate.engines.base import EngineCapabilities
-from tidegate.guard import worker_control
+from tidegate.guard import own_worker
 from tidegate.guard.helper import Helper
 from tidegate.guard.log import Log
+from tidegate.guard.own_worker import OwnWorker
 from tidegate.guard.reactor import Reactor
-from tidegate.guard.worker_control import Owner, WorkerControl
+from tidegate.guard.worker_control import Owner
 from tidegate.settings.model import Profile, WorkerSettings
 from tidegate.worker.process import Child
 
@@ -59,17 +60,19 @@ def test_an_order_right_after_a_start_that_failed(
         starts.append("")
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(worker_control, "start", no_process)
+    monkeypatch.setattr(own_worker, "start", no_process)
     owner = Owner(
         profile=lambda name: Profile(name=name, model=""),
         prompt_cache=lambda _: 0,
         changed=lambda: None,
         gone=lambda: None,
         bytes_are_back=lambda: True,
+        failed=lambda _generation, _why: None,
         oom_kills=lambda: None,
+        fence=lambda _directory, _profile: None,
     )
     reactor = Reactor()
-    control = WorkerControl(
+    control = OwnWorker(
         WorkerSettings(),
         FakeEngine(),
         owner,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,21 +13,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from running import eventually
 from tidegate.host.process import (
     ProcessFiles,
     ProcessId,
     ProcessMemory,
+    find_ancestors,
     find_by_name,
     find_children,
     is_alive,
     parse_stat,
     parse_status,
+    read_memory,
     read_name,
     read_oom_score_adj,
     read_process_id,
     write_oom_score_adj,
 )
 
+LEADER_ENDS = """
+import ctypes, threading, time
+held = bytearray(b"x") * (30 << 20)
+threading.Thread(target=lambda: (print("up", flush=True), time.sleep(60))).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
 STAT_TAIL = " S 7 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 {start} 2703360 300"
 
 
@@ -129,6 +139,16 @@ def _proc(root: Path, pid: int, parent: int, name: str = "x") -> None:
     (directory / "comm").write_text(name + "\n")
 
 
+def test_ancestors(tmp_path: Path) -> None:
+    for pid, parent in ((1, 0), (5, 1), (9, 5), (20, 21), (21, 20)):
+        _proc(tmp_path, pid, parent)
+    assert find_ancestors(9, str(tmp_path)) == (9, 5, 1)
+    # Read over pids that were used again: it ends all the same.
+    assert find_ancestors(20, str(tmp_path)) == (20, 21)
+    assert find_ancestors(77, str(tmp_path)) == (77,)
+    assert find_ancestors(os.getpid())[1] == os.getppid()
+
+
 def test_children_without_the_kernels_list(tmp_path: Path) -> None:
     for pid, parent in ((5, 1), (9, 5), (7, 5), (8, 7)):
         _proc(tmp_path, pid, parent)
@@ -176,3 +196,24 @@ def test_oom_score_adj(tmp_path: Path) -> None:
 def test_raising_oom_score_adj_of_a_child(sleeper: subprocess.Popen[bytes]) -> None:
     assert write_oom_score_adj(800, sleeper.pid)
     assert read_oom_score_adj(sleeper.pid) == 800
+
+
+def test_a_process_whose_first_thread_has_ended_is_alive_and_has_its_memory() -> None:
+    command = [sys.executable, "-c", LEADER_ENDS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        identity = read_process_id(process.pid)
+        files = ProcessFiles.open(process.pid)
+        assert identity is not None
+        assert files is not None
+        eventually(lambda: b"Z (zombie)" in Path(f"/proc/{process.pid}/status").read_bytes(), what="a zombie leader")
+        assert is_alive(identity)
+        for memory in (read_memory(process.pid), files.read()):
+            assert memory is not None
+            assert memory.rss_anon >= 30 << 20
+            assert memory.state != "Z"
+        process.kill()
+        process.wait()
+        assert not is_alive(identity)
+        files.close()

@@ -103,6 +103,9 @@ def test_time_to_limit() -> None:
 
 def test_pace_follows_the_headroom() -> None:
     assert next_look(100 << 30, 3.0, rest=True) == 3.0
+    assert next_look(400_000_000, 3.0, rest=True) == pytest.approx(0.4)
+    assert next_look(0, 3.0, rest=True) == 0.1
+    assert next_look(0, 0.05, rest=True) == 0.05
     assert next_look(100 << 30, 3.0, rest=False) == 3.0
     assert next_look(400_000_000, 3.0, rest=False) == pytest.approx(0.1)
     assert next_look(0, 3.0, rest=False) == 0.010

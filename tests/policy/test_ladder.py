@@ -89,6 +89,18 @@ def test_thrash_is_never_cured_by_the_same_shape() -> None:
     assert step is not None and step.profile == "lean"
 
 
+def test_a_livelock_is_ended_by_a_restart_whatever_that_frees() -> None:
+    stuck = situation(
+        200 * MIB, level=Level.CRITICAL, pressing=True, diagnosis=Diagnosis.LIVELOCK, worker_bytes=150 * MIB
+    )
+    state, step = decide(LadderState(), stuck, TUNING)
+    assert step is not None and (step.kind, step.profile, step.drain) == (StepKind.RESET, "full", 0.0)
+    state, _ = finish(state, 101.0, 0)
+    # The same shape was throttled to death again.
+    _, step = decide(state, replace(stuck, time=110.0), TUNING)
+    assert step is not None and step.profile == "lean"
+
+
 def test_critical_at_the_last_profile_parks() -> None:
     now = situation(420 * MIB, running=2, axes=budget(420 * MIB, 40 * MIB), worker_bytes=40 * MIB)
     state, step = decide(LadderState(), now, TUNING)

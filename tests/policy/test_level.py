@@ -53,7 +53,7 @@ def test_no_forecast_while_a_worker_loads() -> None:
 
 
 def test_thrash_is_critical() -> None:
-    assert run([Reading(0, 0.85), Reading(1, 0.85, thrash=True)])[-1] is Level.CRITICAL
+    assert run([Reading(0, 0.85), Reading(1, 0.85, stalled=True)])[-1] is Level.CRITICAL
 
 
 ratios = st.lists(st.floats(0, 1.5), min_size=1, max_size=60)

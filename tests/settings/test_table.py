@@ -25,7 +25,7 @@ def default_of(setting: Setting) -> object:
     return getattr(getattr(Settings(), setting.section), setting.key)
 
 
-@pytest.mark.parametrize("section", ["memory", "worker", "gateway", "log"])
+@pytest.mark.parametrize("section", Settings.__match_args__)
 def test_table_and_model_have_the_same_keys_in_the_same_order(section: str) -> None:
     fields = [name for name in type(getattr(Settings(), section)).__match_args__ if name != "profiles"]
     assert [setting.key for setting in SETTINGS if setting.section == section] == fields
@@ -38,8 +38,10 @@ def test_table_and_model_have_the_same_keys_of_a_profile() -> None:
 @pytest.mark.parametrize("setting", [*SETTINGS, *PROFILE_SETTINGS], ids=lambda setting: setting.name)
 def test_defaults_pass_their_own_check(setting: Setting) -> None:
     default = default_of(setting)
-    if default is None:
-        assert setting.key in ("budget", "name", "model")
+    if default is None or default == "":
+        assert setting.section == "fence" or setting.key in (
+            *("budget", "name", "model", "unit", "process", "cgroup", "url", "memory_min"),
+        )
         return
     assert setting.parse(list(default) if isinstance(default, tuple) else default) == default
 
@@ -73,6 +75,10 @@ def test_names_are_unique() -> None:
         assert len(names) == len(set(names))
 
 
+#: Values of keys whose form is checked beyond their kind.
+_ATTACHING = {"unit": "llama.service", "cgroup": "/ai", "url": "http://127.0.0.1:1"}
+
+
 def test_every_environment_name_sets_its_key() -> None:
     for setting in SETTINGS:
         other = {
@@ -80,7 +86,8 @@ def test_every_environment_name_sets_its_key() -> None:
             Kind.SIZE: "99M",
             Kind.DURATION: "7s",
             Kind.INTEGER: "77",
-            Kind.WORDS: "a b",
+            Kind.WORDS: "a.service b.service",
+            Kind.SWITCH: "false",
             Kind.TEXT: setting.choices[-1] if setting.choices else "h:1",
         }[setting.kind]
         environ = {setting.env: other}
@@ -88,6 +95,11 @@ def test_every_environment_name_sets_its_key() -> None:
             environ["TIDEGATE_MEMORY_CRITICAL"] = "0.9"
         if setting.key == "critical":
             environ["TIDEGATE_MEMORY_WARN"] = "0.3"
+        if setting.name == "fence.high":
+            environ["TIDEGATE_MEMORY_BUDGET"] = "90M"
+        if setting.key in ("url", "restart"):
+            environ["TIDEGATE_WORKER_PROCESS"] = "llama-server"
+        environ[setting.env] = other = _ATTACHING.get(setting.key, other)
         settings = load_settings({}, Overrides({}), environ, default_model="m")
         assert getattr(getattr(settings, setting.section), setting.key) == setting.parse(other) != default_of(setting)
 
@@ -99,7 +111,17 @@ def shown_default(setting: Setting) -> str:
     default = default_of(setting)
     match default:
         case None:
-            return {"budget": "none", "name": "required", "model": "the demo model"}[setting.key]
+            return {
+                "budget": "none",
+                "name": "required",
+                "model": "the demo model",
+                "high": "none",
+                "max": "the budget and a fifteenth, and the mapped weights",
+                "swap_max": "`0`",
+                "oom_group": "`true`",
+                "cpu_weight": "`50`",
+                "memory_min": "none",
+            }[setting.key]
         case ():
             return "none"
         case float() if setting.kind is Kind.DURATION:

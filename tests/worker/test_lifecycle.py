@@ -224,3 +224,21 @@ def test_the_diagram_in_the_design_is_the_table() -> None:
         page.write_text(f"{head}{begin}{diagram()}{end}{tail}")
     else:
         assert shown == diagram()
+
+
+def test_a_worker_that_somebody_else_starts_is_waited_for_without_a_timer() -> None:
+    life = Lifecycle(load_timeout=None)
+    assert life.start("attached") == [Disarm(), Spawn("attached", 1), Disarm()]
+    for generation in range(1, 9):
+        # Its failures are its supervisor's to pace: no back-off, however often.
+        why = life.exited(generation, why="exit 1", ready_for=None, foreign_kill=False)
+        assert why == [Spawn("attached", generation + 1), Disarm()]
+        assert life.state is S.STARTING
+
+
+def test_its_end_is_followed_by_the_next_one_at_once() -> None:
+    life = Lifecycle(load_timeout=None)
+    life.start("attached")
+    life.ready(1)
+    ended = life.exited(1, why="ended", ready_for=0.1, foreign_kill=False)
+    assert ended == [Gone(1), Spawn("attached", 2), Disarm()]

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from tidegate.cli.attach_check import find_attachment
 from tidegate.cli.engine_check import check_engine
 from tidegate.cli.launch import settings_document
 from tidegate.cli.planning import plan_profiles
@@ -30,12 +31,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the profiles with their planned bytes."""
     settings = settings_from(arguments)
     planned = plan_profiles(settings)
-    check_engine(settings.worker)
+    if settings.worker.attached:
+        found = find_attachment(settings.worker, gateway=False)
+    else:
+        check_engine(settings.worker)
     if arguments.json:
         print(json.dumps(settings_document(settings)))
         return Exit.FINE
     budget = settings.memory.budget
     print(f"settings are fine; budget {format_size(budget) if budget is not None else 'none'}")
+    if settings.worker.attached:
+        print(f"  attached to {found.label}: {found.supervision}")
+        return Exit.FINE
     for profile in settings.worker.profiles:
         each = planned[profile.name]
         print(

@@ -16,14 +16,17 @@ import os
 import socket
 import stat
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import tidegate
 from tidegate.cli import handover
+from tidegate.cli.attach_check import check_door, fence_unit, find_attachment, unit_groups
 from tidegate.cli.engine_check import check_engine
 from tidegate.cli.planning import plan_profiles
 from tidegate.cli.settings_flags import flags_again, settings_from
 from tidegate.errors import TidegateError
+from tidegate.guard.notify import LISTENER, Notifier
 from tidegate.guard.plan import Plan
 from tidegate.settings.load import parse_listen
 from tidegate.settings.model import Settings
@@ -46,12 +49,26 @@ def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
         raise TidegateError(
             "cannot start the gateway: aiohttp is not installed", hint="pip install 'tidegate[gateway]'"
         )
+    attachment = find_attachment(settings.worker, gateway=gateway) if settings.worker.attached else None
+    if attachment is not None and gateway:
+        check_door(settings.worker.url, settings.gateway.listen)
     profiles = plan_profiles(settings)
-    flags = check_engine(settings.worker)
+    flags = check_engine(settings.worker) if attachment is None else ()
     directory = make_run_directory(run_directory(os.environ, uid=os.getuid()))
     lock = lock_directory(directory)
+    if attachment is not None and attachment.kind == "unit" and not arguments.observe:
+        trouble = fence_unit(attachment.name, settings.fence)
+        if trouble:
+            print(f"tidegate: warning: cannot set the fence of {attachment.label}: {trouble}", file=sys.stderr)
+    kept = fitting(kept_listeners(), settings.gateway.listen) if gateway else None
     leaving = handover.dismiss_gateway(directory)
-    listeners = [handover.after(leaving, lambda: listen(settings.gateway.listen))] if gateway else []
+    if kept is None:
+        # What the manager keeps is for another address, and would stand in the way of ours.
+        Notifier(os.environ).keep(())
+    listeners = []
+    if gateway:
+        listeners = [kept or handover.after(leaving, lambda: listen(settings.gateway.listen))]
+    leaving_fd = -1 if kept is None or leaving is None else leaving
     source = os.path.dirname(os.path.dirname(os.path.abspath(tidegate.__file__)))
     plan = Plan(
         settings=settings,
@@ -62,7 +79,10 @@ def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
         source=source,
         listen_fds=tuple(listener.fileno() for listener in listeners),
         lock_fd=lock,
-        reload=(sys.executable, "-m", "tidegate", "check-config", "--json", *flags_again(arguments)),
+        leaving_fd=leaving_fd,
+        reload=(sys.executable, "-P", "-m", "tidegate", "check-config", "--json", *flags_again(arguments)),
+        attachment=attachment,
+        protected=unit_groups(settings.protect.units),
         gateway=gateway,
         observe=arguments.observe,
         supervised="NOTIFY_SOCKET" in os.environ,
@@ -70,7 +90,9 @@ def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
     plan_fd = os.memfd_create("tidegate-plan", 0)
     os.write(plan_fd, json.dumps(plan.to_json()).encode())
     os.lseek(plan_fd, 0, os.SEEK_SET)
-    for fd in (plan_fd, lock, *plan.listen_fds):
+    for fd in (plan_fd, lock, leaving_fd, *plan.listen_fds):
+        if fd < 0:
+            continue
         os.set_inheritable(fd, True)
     if listeners:
         if not _is_local(listeners[0]):
@@ -135,6 +157,44 @@ def lock_directory(path: str) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+def kept_listeners() -> list[socket.socket]:
+    """The listening sockets that the last guard left with the service manager (sd_listen_fds(3)); [] elsewhere. The
+    variables are taken out of the environment, as they are not for the worker."""
+    pid, names = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDNAMES", "").split(":")
+    count = os.environ.pop("LISTEN_FDS", "")
+    if pid != str(os.getpid()) or not count.isdecimal():
+        return []
+    found = []
+    for fd, name in zip(range(3, 3 + int(count)), names, strict=False):
+        if name == LISTENER:
+            os.set_inheritable(fd, False)
+            found.append(socket.socket(fileno=fd))
+    return found
+
+
+def fitting(kept: Sequence[socket.socket], address: str) -> socket.socket | None:
+    """The one of ``kept`` that listens on ``address``, or None; the others are closed."""
+    where = parse_listen(address)
+    found = None
+    for listener in kept:
+        if found is None and _listens(listener, where):
+            found = listener
+        else:
+            listener.close()
+    return found
+
+
+def _listens(listener: socket.socket, where: tuple[str, int] | str) -> bool:
+    if isinstance(where, str):
+        return listener.family == socket.AF_UNIX and listener.getsockname() == where and os.path.exists(where)
+    try:
+        family, _, _, _, target = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError):
+        # Said when it is to be bound.
+        return False
+    return listener.family == family and listener.getsockname()[:2] == target[:2]
 
 
 def listen(address: str) -> socket.socket:

@@ -6,11 +6,11 @@ import os
 import sys
 
 from tidegate import __version__
-from tidegate.cli import check_config, control, model, status, up
+from tidegate.cli import check_config, control, doctor, model, reap, setup, status, up
 from tidegate.cli.parser import Parser, parse
 from tidegate.errors import Exit, TidegateError
 
-_COMMANDS = (up, status, control, check_config, model)
+_COMMANDS = (up, status, control, check_config, model, doctor, setup, reap)
 #: What a shell shows for a program that SIGINT ended.
 _INTERRUPTED = 130
 

@@ -11,7 +11,7 @@ from tidegate.errors import TidegateError
 from tidegate.gguf import GgufModel, read_gguf
 from tidegate.guard.plan import ProfileBytes
 from tidegate.policy import footprint
-from tidegate.settings.model import Profile, Settings
+from tidegate.settings.model import ATTACHED, Profile, Settings
 from tidegate.units import format_size
 
 
@@ -22,6 +22,9 @@ def plan_profiles(settings: Settings) -> dict[str, ProfileBytes]:
         TidegateError: a model cannot be read, a flag is the guard's own, the model's context is exceeded, or no
             profile fits the budget.
     """
+    if settings.worker.attached:
+        # Its model is read when the server is found: by then somebody else has chosen it.
+        return {ATTACHED: ProfileBytes(known=0, compute=0, file=0, cold_file=0, entry=0)}
     models: dict[str, GgufModel] = {}
     planned = {}
     for profile in settings.worker.profiles:
@@ -34,7 +37,7 @@ def plan_profiles(settings: Settings) -> dict[str, ProfileBytes]:
                 f"cannot use context = {profile.context} of profile {profile.name!r}: "
                 f"the model was trained for {model.context_length}"
             )
-        planned[profile.name] = _bytes(model, profile)
+        planned[profile.name] = profile_bytes(model, profile)
     _check_budget(settings, planned)
     return planned
 
@@ -49,7 +52,8 @@ def _read(profile: Profile) -> GgufModel:
         raise TidegateError(message, hint=hint) from None
 
 
-def _bytes(model: GgufModel, profile: Profile) -> ProfileBytes:
+def profile_bytes(model: GgufModel, profile: Profile) -> ProfileBytes:
+    """Planned bytes of ``model`` in the shape of ``profile`` on this machine."""
     shape = footprint.plan(model, profile, machine=platform.machine())
     return ProfileBytes(
         known=shape.anon,

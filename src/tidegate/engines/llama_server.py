@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 from tidegate.engines.base import EngineCapabilities
 from tidegate.engines.llama_flags import llama_flags
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tidegate.settings.model import Profile
+
+_ALIAS = ("--alias", "-a")
 
 
 class LlamaServer:
@@ -21,4 +25,13 @@ class LlamaServer:
         self._flags = flags
 
     def argv(self, profile: Profile, *, prompt_cache: int, endpoint: str) -> list[str]:
-        return [*self._command, *llama_flags(profile, self._flags, prompt_cache=prompt_cache, endpoint=endpoint)]
+        flags = llama_flags(profile, self._flags, prompt_cache=prompt_cache, endpoint=endpoint)
+        return [*self._command, *self._alias(profile), *flags]
+
+    def _alias(self, profile: Profile) -> list[str]:
+        """Without one every answer's "model" is the path on this machine, and a second one does not replace it."""
+        name = next((name for name in _ALIAS if not self._flags or name in self._flags), None)
+        if name is None or any(word.partition("=")[0] in _ALIAS for word in profile.extra):
+            return []
+        # Commas would make it several.
+        return [name, os.path.basename(profile.model).removesuffix(".gguf").replace(",", "_")]

@@ -48,6 +48,8 @@ class Desk:
         self._models = Models(front)
         self._held_bytes = 0
         self._busy = 0
+        #: How many requests have come in.
+        self.served = 0
         #: Set while nothing is being served, the gateway's own endpoints left out.
         self.idle = asyncio.Event()
         self.idle.set()
@@ -80,6 +82,7 @@ class Desk:
         if own is not None:
             return await own(request)
         self._busy += 1
+        self.served += 1
         self.idle.clear()
         size = 0
         try:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 #: A waiting stream client hears from us this often, in seconds; the first 5 s stay silent so that a refusal can still
 #: be an HTTP status.
 COMMENT_S = 5.0
+#: llama-server's answer to what this worker was not started for, embeddings of a chat worker: no fault.
+_NOT_SUPPORTED = 501
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class Carrier:
         self._passed_on = False
         self._comment_at = front.loop.time() + COMMENT_S
         self._held_since: float | None = None
+        self._turn_by = front.loop.time() + front.settings.gateway.deadline
 
     async def run(self) -> web.StreamResponse:
         """The whole life of the request; returns what aiohttp is to send or has sent."""
@@ -106,12 +109,16 @@ class Carrier:
             self.front.counters.add(REQUESTS, outcome=refusal.outcome)
             return await self._refuse(refusal)
         self._waiter = waiter
+        counting = None
         try:
             if not waiter.placed and self.front.station.state.board.usable:
                 # There will be a wait: let it not end in a "too long" that could have been said at once.
-                await self.job.measure(self.front.pool.current())
+                counting = self.front.loop.create_task(self._count())
             while True:
                 response = await self._wait()
+                if counting is not None:
+                    # It was for the wait; what is sent is counted as it is sent.
+                    counting.cancel()
                 if response is None:
                     response = await self._attempt()
                 if response is not None:
@@ -124,11 +131,17 @@ class Carrier:
             self.client.outcome = "client_gone"
             raise
         finally:
+            if counting is not None:
+                counting.cancel()
             self.flight.ended()
             self.front.line.leave(waiter)
             self._record()
 
     # -- waiting ------------------------------------------------------------------------------------------------
+
+    async def _count(self) -> None:
+        await self.job.measure(self.front.pool.current())
+        self._waiter.wake()
 
     def _ready_at(self) -> float:
         return max(self.flight.ready_at(self.front.station.epoch), self.front.reachable_at())
@@ -160,6 +173,13 @@ class Carrier:
         refusal = self.job.refusal(admitted=self.flight.sends > 0)
         if refusal is not None:
             return refusal
+        if now >= self._turn_by:
+            return errors.late(
+                waited_s=front.settings.gateway.deadline,
+                waiting=front.line.waiting,
+                level=state.board.level.label,
+                retry_s=front.retry_after(RETRY_LEVEL_S),
+            )
         if state.board.usable and self._ready_at() <= now:
             self._held_since = None
         elif self._held_since is None:
@@ -172,6 +192,7 @@ class Carrier:
     def _next_look(self, now: float) -> float:
         """When the wait has to be looked at again even if nothing happens."""
         looks = [(now if self._held_since is None else self._held_since) + self.front.settings.gateway.hold]
+        looks.append(self._turn_by)
         if self.client.stream:
             looks.append(self._comment_at)
         if (ready_at := self._ready_at()) > now:
@@ -222,6 +243,8 @@ class Carrier:
             if self.flight.stage is Stage.SENT and job.reshape(result):
                 self.flight.retracted()
                 return None
+            if result.status >= 500 and result.status != _NOT_SUPPORTED:
+                self.front.engine_fault()
             self.flight.finished()
             return await self._refuse(job.refused(result))
         return await self._lost(result, epoch)

@@ -69,10 +69,13 @@ class CompletionJob:
     # -- what it costs, and whether it may go -------------------------------------------------------------------
 
     async def measure(self, upstream: Upstream) -> None:
+        await self._measure(upstream, tokens.PATIENT_COUNT_S)
+
+    async def _measure(self, upstream: Upstream, patience: float) -> None:
         model = self._front.model_key()
         if model in self._counted or self._weight.parts or self._fits_surely():
             return
-        counted = await tokens.count(upstream, self._completion, self._headers)
+        counted = await tokens.count(upstream, self._completion, self._headers, patience=patience)
         if counted is not None:
             self._counted[model] = counted
             self._front.ratios.learn(model, self._weight, counted)
@@ -90,7 +93,9 @@ class CompletionJob:
         return self._refusal(decision) if decision.action is Action.REFUSE else None
 
     async def shape(self, upstream: Upstream, *, admitted: bool) -> Refusal | None:
-        await self.measure(upstream)
+        board = self._front.station.state.board
+        fits = fits_surely(board, self._ask(admitted=admitted).prompt_tokens, self._completion.max_tokens)
+        await self._measure(upstream, tokens.COUNT_S if fits else tokens.PATIENT_COUNT_S)
         self.dropped, completion = 0, self._completion
         ask = self._ask(admitted=admitted)
         decision = admit(self._front.station.state.board, ask)

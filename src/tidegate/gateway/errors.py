@@ -150,6 +150,17 @@ def expired(*, waited_s: float, message: str, retry_s: int) -> Refusal:
     )
 
 
+def late(*, waited_s: float, waiting: int, level: str, retry_s: int) -> Refusal:
+    """Its turn did not come within the deadline."""
+    return _unavailable(
+        f"cannot answer: the request waited {waited_s:.0f} s for its turn, its deadline, and {waiting} wait with it "
+        f"(memory level {level}). Retry in {retry_s} s.",
+        "deadline",
+        retry_s,
+        "expired",
+    )
+
+
 def full(*, waiting: int, retry_s: int) -> Refusal:
     """The queue has no place left."""
     text = f"cannot queue the request: {waiting} are waiting already. Retry in {retry_s} s."

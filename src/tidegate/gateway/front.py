@@ -51,6 +51,8 @@ class Front:
         self.link = Link(socket_path, self.station, ledger=self._ledger, on_open=self._forget_drained, on_stop=on_stop)
         self.line = Line(self._places, self.link.ledger_changed)
         self.pool = Pool(self.station, self._flights_changed)
+        #: Answers that no healthy engine gives: errors of its own (5xx) and what cannot be read.
+        self.engine_faults = 0
         self._told_drained = -1
         self._unreachable_epoch = -1
         self._unreachable_until = 0.0
@@ -79,6 +81,11 @@ class Front:
         """Nobody listens at the worker's address: leave it alone for a second, or until it is announced anew."""
         self._unreachable_epoch = self.station.epoch
         self._unreachable_until = self.loop.time() + FAILED_S
+
+    def engine_fault(self) -> None:
+        """The worker answered with an error of its own, or with nonsense: the guard asks whether it still generates."""
+        self.engine_faults += 1
+        self.link.ledger_changed()
 
     def reachable_at(self) -> float:
         """The loop time from which the worker may be tried."""
@@ -115,6 +122,7 @@ class Front:
             "in_flight": self.pool.in_flight(),
             "queued": self.line.waiting,
             "prompt_tokens": self.pool.prompt_tokens(),
+            "engine_faults": self.engine_faults,
         }
 
     def _flights_changed(self) -> None:

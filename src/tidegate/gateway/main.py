@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 STOP_S = 5.0
 #: Idle keep-alive connections are closed after this many seconds; a phone's browser comes back within a minute.
 KEEPALIVE_S = 75.0
+#: A client that has just been connected sends its request within this many seconds.
+HAND_OVER_S = 0.25
 #: Seconds for the last bytes to clients when everything is broken off.
 FAREWELL_S = 1.0
 
@@ -137,6 +139,8 @@ class Process:
             seconds = await self._stop_within
             for site in sites:
                 await site.stop()
+            if not front.link.connected:
+                await self._hand_over(front, desk, seconds)
             front.stop()
             await self._finish(desk, seconds)
             front.break_off()
@@ -161,6 +165,23 @@ class Process:
 
     def _signalled(self) -> None:
         self.stop(STOP_S)
+
+    async def _hand_over(self, front: Front, desk: Desk, seconds: float) -> None:
+        """The guard has died and the next one wants our place: who is connected is answered still. New clients wait in
+        the listening socket, which is the next gateway's too."""
+        front.link.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._quiet(desk)
+
+    async def _quiet(self, desk: Desk) -> None:
+        """Until nothing has been asked for :data:`HAND_OVER_S`, or it is to end at once."""
+        while not self._at_once.is_set():
+            served = desk.served
+            await self._finish(desk, STOP_S)
+            await asyncio.sleep(HAND_OVER_S)
+            if desk.idle.is_set() and desk.served == served:
+                return
 
     async def _finish(self, desk: Desk, seconds: float) -> None:
         waits = [asyncio.ensure_future(desk.idle.wait()), asyncio.ensure_future(self._at_once.wait())]

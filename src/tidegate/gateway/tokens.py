@@ -17,8 +17,11 @@ from tidegate.gateway.assemble import Json, Object
 from tidegate.gateway.openai import PART_TOKENS, Completion, Weight, encode
 from tidegate.gateway.upstream import Upstream
 
-#: Seconds that a count may take before the estimate serves.
+#: Seconds that a count may take before the estimate serves, where the estimate says that the prompt fits.
 COUNT_S = 0.1
+#: The same where the count may mean a refusal or a trim, or where the request waits for its turn anyway: then a late
+#: answer is worth more than none.
+PATIENT_COUNT_S = 2.0
 #: Tokens a byte before anything was learned: JSON is 0.64, Chinese 0.55, English 0.21.
 START_RATIO = 0.65
 #: The estimate is this much above the learned average.
@@ -53,8 +56,10 @@ class Ratios:
         self._known[model] = known + _WEIGHT_OF_NEW * (ratio - known)
 
 
-async def count(upstream: Upstream, completion: Completion, headers: dict[str, str]) -> int | None:
-    """The engine's own count of the prompt in tokens, or None if it cannot tell within 100 ms."""
+async def count(
+    upstream: Upstream, completion: Completion, headers: dict[str, str], *, patience: float = COUNT_S
+) -> int | None:
+    """The engine's own count of the prompt in tokens, or None if it cannot tell within ``patience`` seconds."""
     if completion.chat:
         target = "/v1/chat/completions/input_tokens"
         asked: Object = {key: completion.body[key] for key in _PROMPT_KEYS if key in completion.body}
@@ -65,7 +70,7 @@ async def count(upstream: Upstream, completion: Completion, headers: dict[str, s
         if not isinstance(prompt, str):
             return None
         target, asked = "/tokenize", {"content": prompt, "add_special": True}
-    answer = await _ask(upstream, target, asked, headers)
+    answer = await _ask(upstream, target, asked, headers, patience)
     if completion.chat:
         tokens = answer.get("input_tokens")
         return tokens if isinstance(tokens, int) and tokens >= 0 else None
@@ -73,10 +78,10 @@ async def count(upstream: Upstream, completion: Completion, headers: dict[str, s
     return len(listed) if isinstance(listed, list) else None
 
 
-async def _ask(upstream: Upstream, target: str, body: Json, headers: dict[str, str]) -> Object:
+async def _ask(upstream: Upstream, target: str, body: Json, headers: dict[str, str], patience: float) -> Object:
     """The engine's JSON object, empty if there is none in time."""
     try:
-        async with asyncio.timeout(COUNT_S):
+        async with asyncio.timeout(patience):
             response = await upstream.request("POST", target, headers, encode(body))
             async with response:
                 if response.status != 200:

@@ -121,7 +121,7 @@ class Commands:
                 case "pause":
                     answer(self._pause(message))
                 case "resume":
-                    self._guard.paused_until = None
+                    self._guard.steps.paused_until = None
                     self._guard.log.info("resumed")
                     self.changed()
                     answer({})
@@ -138,8 +138,9 @@ class Commands:
         names = [profile.name for profile in guard.settings.worker.profiles]
         if wanted not in names:
             raise RefusedError(f"cannot step to {str(wanted)[:40]}: no such profile", f"profiles: {', '.join(names)}")
-        running = guard.index_of(guard.worker.life.profile)
-        if running is not None and names[running] == wanted and guard.worker.life.state is not WorkerState.BACKOFF:
+        running = guard.steps.index_of(guard.worker.life.profile)
+        there = guard.worker.life.state is not WorkerState.BACKOFF and not guard.worker.waiting
+        if running is not None and names[running] == wanted and there:
             raise RefusedError(f"cannot step to {wanted}: it runs already", "tidegate reset starts it anew")
         up = running is not None and names.index(wanted) < running
         self._order(StepKind.UP if up else StepKind.DOWN, str(wanted), "ordered by hand", answer, refuse)
@@ -161,8 +162,12 @@ class Commands:
     ) -> None:
         guard = self._guard
         state = guard.worker.life.state
-        if guard.ladder.pending is not None or state in (WorkerState.DRAINING, WorkerState.STOPPING):
+        if guard.steps.under_way or state in (WorkerState.DRAINING, WorkerState.STOPPING):
             raise RefusedError("cannot step: a step is under way", "tidegate status shows it")
+        if not guard.worker.armed:
+            raise RefusedError("cannot end the worker: nobody would start it again", "set worker.restart")
+        if guard.worker.waiting:
+            raise RefusedError(f"cannot step: there is no worker; {guard.worker.life.message}")
         generation = guard.worker.life.generation
 
         def over(error: str) -> None:
@@ -170,7 +175,7 @@ class Commands:
             if error or running != profile:
                 refuse(f"cannot step to {profile}: {error or f'{running} runs now, because it does not fit'}")
                 return
-            action = guard.proof.actions.to_json()[-1]
+            action = guard.steps.proof.actions.to_json()[-1]
             answer(
                 {
                     "profile": guard.worker.life.profile,
@@ -181,16 +186,16 @@ class Commands:
             )
 
         # A person's order begins a new episode: the ladder may use every profile again to mend what comes of it.
-        guard.ladder = replace(guard.ladder, tried=frozenset())
+        guard.steps.state = replace(guard.steps.state, tried=frozenset())
         self._wait(generation, _ANSWER_WITHIN_S, over)
-        guard.order(Step(kind, profile, reason, guard.judge.worker_bytes, drain))
+        guard.steps.order(Step(kind, profile, reason, guard.judge.worker_bytes, drain))
 
     def _pause(self, message: dict[str, Any]) -> dict[str, Any]:
         seconds = message.get("seconds")
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= _MOST_PAUSE_S:
             raise RefusedError("cannot pause: seconds must be above 0 and at most 86400", "such as 10m")
         guard = self._guard
-        guard.paused_until = guard.reactor.clock() + seconds
+        guard.steps.paused_until = guard.reactor.clock() + seconds
         guard.log.warning(f"paused for {seconds:g} s: no step will be taken")
         self.changed()
         return {"until": round(time.time() + seconds, 3)}
@@ -205,24 +210,24 @@ class Commands:
         self.override = ContextOverride(keep, guard.reactor.clock() + OVERRIDE_S)
         guard.reactor.after("override", OVERRIDE_S, self.changed)
         guard.log.info(f"context limited to {keep} tokens for {OVERRIDE_S:g} s")
-        context = min(keep, guard.profile(guard.worker.life.profile or "").context)
+        context = min(keep, guard.steps.profile(guard.worker.life.profile or "").context)
         life = guard.worker.life
         winnable = guard.judge.worker_bytes - guard.known.of(life.profile)
-        idle = guard.ladder.pending is None and life.state is WorkerState.READY
+        idle = not guard.steps.under_way and life.state is WorkerState.READY
         worth = winnable > _CLEAR_WORTH * max(1, guard.judge.worker_bytes)
         self.changed()
-        if not idle or not worth or life.profile is None or guard.plan.observe:
+        if not idle or not worth or life.profile is None or guard.plan.observe or not guard.worker.armed:
             answer({"success": True, "freed_bytes": 0, "context": context})
             return
 
         def over(_error: str) -> None:
-            freed = guard.proof.actions.to_json()[-1]["freed_bytes"]
+            freed = guard.steps.proof.actions.to_json()[-1]["freed_bytes"]
             answer({"success": True, "freed_bytes": freed, "context": context})
 
         self._wait(life.generation, float(within), over)
         # Half the time for requests in flight, half for the stop and the new start.
         step = Step(StepKind.RESET, life.profile, "clear_context", guard.judge.worker_bytes, float(within) / 2)
-        guard.order(step)
+        guard.steps.order(step)
 
     def _wait(self, generation: int, seconds: float, over: Callable[[str], None]) -> None:
         self._numbers += 1

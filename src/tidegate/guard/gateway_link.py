@@ -42,6 +42,7 @@ class GatewayLink:
         tied: bool,
         lower_score: bool,
         ledger_changed: Callable[[], None],
+        fault: Callable[[], None],
     ) -> None:
         self.in_flight = 0
         self.queued = 0
@@ -54,10 +55,17 @@ class GatewayLink:
         self._tied = tied
         self._score = _OOM_SCORE_ADJ if lower_score else (host_process.read_oom_score_adj() or 0)
         self._ledger_changed = ledger_changed
+        self._fault = fault
+        self._faults = 0
         self._child: Child | None = None
         self._failures = 0
         self._stopping = False
         self._ended: Callable[[], None] = lambda: None
+
+    @property
+    def pid(self) -> int | None:
+        """The gateway's process, while it runs."""
+        return None if self._child is None else self._child.pid
 
     @property
     def quiet(self) -> bool:
@@ -82,13 +90,18 @@ class GatewayLink:
             self._ledger_changed()
 
     def take_ledger(self, ledger: object) -> None:
-        """The gateway's counts; what is no count is ignored."""
+        """The gateway's counts; what is no count is ignored. ``engine_faults`` only ever climbs."""
         if not isinstance(ledger, dict):
             return
         for name in ("in_flight", "queued"):
             value = ledger.get(name)
             if isinstance(value, int) and 0 <= value < 1 << 31:
                 setattr(self, name, value)
+        faults = ledger.get("engine_faults")
+        if isinstance(faults, int) and faults != self._faults:
+            self._faults, climbed = faults, faults > self._faults
+            if climbed:
+                self._fault()
         self._ledger_changed()
 
     def announce(self, state: dict[str, Any]) -> None:
@@ -107,7 +120,7 @@ class GatewayLink:
             os.lseek(settings, 0, os.SEEK_SET)
             inherited = [settings, *plan.listen_fds]
             numbers = [_FIRST_FD + place for place in range(len(inherited))]
-            argv = [plan.python, "-m", "tidegate.gateway", "--settings-fd", str(numbers[0])]
+            argv = [plan.python, "-P", "-m", "tidegate.gateway", "--settings-fd", str(numbers[0])]
             for number in numbers[1:]:
                 argv += ["--listen-fd", str(number)]
             argv += ["--socket", self._socket_path]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from tidegate.frozen import frozen
-from tidegate.policy.diagnosis import Baseline, Diagnosis, diagnose, is_thrash
+from tidegate.policy.diagnosis import Baseline, Diagnosis, diagnose, is_livelock, is_thrash
 from tidegate.policy.forecast import Fill
-from tidegate.policy.headroom import BUDGET, COMMIT, Axis, nearest
+from tidegate.policy.headroom import BUDGET, COMMIT, Axis, headroom, nearest
 from tidegate.policy.ladder import AxisUse
 from tidegate.policy.level import LEAD_SAMPLES, Level, LevelState, Lines, Reading, advance
 
@@ -49,6 +49,11 @@ class Judge:
         return nearest(self.last.axes)
 
     @property
+    def headroom(self) -> int:
+        """The fewest bytes left on any axis at the last look."""
+        return headroom(self.last.axes)
+
+    @property
     def worker_bytes(self) -> int:
         """Anonymous, shared and swapped bytes of the worker at the last look; 0 without one."""
         return 0 if self.last.worker is None else self.last.worker.unreclaimable
@@ -56,8 +61,8 @@ class Judge:
     @property
     def pressing(self) -> bool:
         """Whether critical holds at this moment, not only by its hold time."""
-        thrashes = self.level.level is Level.CRITICAL and self.diagnosis is Diagnosis.THRASH
-        return self.nearest.ratio >= self.memory.critical or self.level.leads >= LEAD_SAMPLES or thrashes
+        stalled = self.level.level is Level.CRITICAL and self.diagnosis in (Diagnosis.THRASH, Diagnosis.LIVELOCK)
+        return self.nearest.ratio >= self.memory.critical or self.level.leads >= LEAD_SAMPLES or stalled
 
     def glance(self, now: float) -> None:
         """Read again without judging: while a worker goes, the level has its own time."""
@@ -125,12 +130,16 @@ class Judge:
     def _judge(self, now: float, facts: WorkerFacts) -> bool:
         memory, before = self.memory, self.level
         lines = Lines(memory.warn, memory.critical, memory.release, memory.hold, memory.lead)
+        stall = self.last.stall
+        # Refaults alone are ordinary where memory is not short; a brake that holds the worker still is none of memory's
+        # levels.
+        stalled = is_livelock(stall) or (before.level is not Level.NORMAL and is_thrash(stall))
         reading = Reading(
             now,
             self.nearest.ratio,
             self.time_to_limit,
             loading=facts.loading,
-            thrash=before.level is not Level.NORMAL and is_thrash(self.last.stall),
+            stalled=stalled,
         )
         self.level = advance(before, lines, reading)
         self.diagnosis = diagnose(
@@ -138,7 +147,7 @@ class Judge:
             axis_used=self.nearest.used,
             worker_bytes=self.worker_bytes,
             baseline=self._baseline.get(self.nearest.name),
-            stall=self.last.stall,
+            stall=stall,
         )
         if self.level.level is before.level:
             return False

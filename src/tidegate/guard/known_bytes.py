@@ -19,6 +19,7 @@ class KnownBytes:
     def __init__(self, planned: dict[str, ProfileBytes]) -> None:
         self._planned = planned
         self._learned: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
 
     def replan(self, planned: dict[str, ProfileBytes]) -> None:
         """New plans after a reload; what was learned of a profile that changed is forgotten."""
@@ -27,14 +28,32 @@ class KnownBytes:
                 del self._learned[name]
         self._planned = planned
 
+    def inspected(self, name: str, planned: ProfileBytes) -> None:
+        """A running worker's plan came after it was ready: what was learned of it holds, and lacks the compute buffers
+        that were not known then."""
+        before = self.planned(name)
+        if name in self._learned and before is not None:
+            self._learned[name] += max(0, planned.compute - before.compute)
+        self._planned = {**self._planned, name: planned}
+
+    def seen(self, name: str | None, measured: int) -> None:
+        """A worker that was ready before anybody looked holds ``measured`` bytes: its need is no more than that and its
+        compute buffers, whatever its command line would allow."""
+        self._seen[name or ""] = measured
+
     def ready(self, name: str | None, measured: int) -> None:
         """A worker in profile ``name`` is ready with ``measured`` bytes; its compute buffers are not touched yet."""
         if name in self._planned:
             assert name is not None
             self._learned[name] = max(measured + self._planned[name].compute, self._learned.get(name, 0))
 
-    def cold_file(self, name: str | None, ready_bytes: int) -> int:
-        """Bytes of mapped weights that the engine does not read again, from its ``ready_bytes`` (anonymous, shared).
+    def planned(self, name: str | None) -> ProfileBytes | None:
+        """What was planned for the profile ``name``."""
+        return self._planned.get(name or "")
+
+    def cold_file(self, name: str | None, ready_bytes: int | None) -> int:
+        """Bytes of mapped weights that the engine does not read again, from its ``ready_bytes`` (anonymous, shared);
+        None, where nobody saw it become ready: as planned.
 
         What is there above the planned KV and buffers is the engine's repacked copy of its weights; the mapped
         originals of that many bytes are cold.
@@ -42,6 +61,8 @@ class KnownBytes:
         planned = self._planned.get(name or "")
         if planned is None:
             return 0
+        if ready_bytes is None:
+            return planned.cold_file
         excess = ready_bytes - (planned.known - planned.compute - planned.cold_file)
         return min(excess, planned.file) if excess >= _NOISE else 0
 
@@ -55,7 +76,10 @@ class KnownBytes:
         if name in self._learned:
             return self._learned[name]
         planned = self._planned.get(name or "")
-        return planned.known if planned is not None else 0
+        if planned is None:
+            return 0
+        seen = self._seen.get(name or "")
+        return planned.known if seen is None else min(planned.known, seen + planned.compute)
 
     def rungs(self, profiles: tuple[Profile, ...]) -> tuple[Rung, ...]:
         """The ladder's rungs, best first."""

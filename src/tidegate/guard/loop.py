@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from tidegate import engines
-from tidegate.frozen import replace
+from tidegate.guard.attached_worker import AttachedWorker
+from tidegate.guard.fencing import Fencing
 from tidegate.guard.gateway_link import GatewayLink
-from tidegate.guard.health import Health
+from tidegate.guard.group_watch import GroupWatch
+from tidegate.guard.health import PATROL_S, Health
+from tidegate.guard.idle import IdleWatch
+from tidegate.guard.inspection import Inspection
 from tidegate.guard.judge import Judge, WorkerFacts
 from tidegate.guard.known_bytes import KnownBytes
-from tidegate.guard.proof import Proof
+from tidegate.guard.own_worker import OwnWorker
+from tidegate.guard.protection import Protection
 from tidegate.guard.reactor import PRIORITY
+from tidegate.guard.steps import Steps
 from tidegate.guard.worker_control import Owner, WorkerControl
-from tidegate.policy import forecast, ladder
-from tidegate.policy.ladder import LadderState, Situation, Step, StepKind, Tuning, WorkerPhase
+from tidegate.policy import forecast
+from tidegate.policy.diagnosis import Diagnosis
 from tidegate.policy.level import Level
+from tidegate.settings.model import ATTACHED
 from tidegate.units import format_duration, format_size
-from tidegate.worker.lifecycle import WorkerState, stop_grace
+from tidegate.worker.lifecycle import WorkerState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,11 +31,10 @@ if TYPE_CHECKING:
     from tidegate.guard.helper import Helper
     from tidegate.guard.log import Log
     from tidegate.guard.notify import Notifier
-    from tidegate.guard.plan import Plan
+    from tidegate.guard.plan import Plan, ProfileBytes
     from tidegate.guard.reactor import Reactor
     from tidegate.guard.sensors import Sensors
     from tidegate.guard.state_file import WorkerRecord
-    from tidegate.settings.model import Profile
 
 #: Failures in a row after which a profile is given up for the next lower one.
 _GIVE_UP_AFTER = 3
@@ -36,19 +42,29 @@ _GIVE_UP_AFTER = 3
 _STOP_DRAIN_S = 5.0
 #: What an idle engine needs to leave on SIGTERM (0.03 s measured), with a margin for a slow board.
 _STOP_GRACE_S = 1.0
-
-_PHASES = {
-    WorkerState.READY: WorkerPhase.READY,
-    WorkerState.STARTING: WorkerPhase.STARTING,
-    WorkerState.PARKED: WorkerPhase.PARKED,
-}
+#: The longest that the rule gives between SIGTERM and SIGKILL; and what a patrol gives, that cannot close the server's
+#: connections: idle it leaves in 0.03 s, and busy not in 8 s, while it refuses everybody.
+_STOP_GRACE_MOST_S = 2.0
+_PATROL_GRACE_S = 0.3
 
 
 class Guard:
-    """Ties readings, policy and worker together. One thread; everything happens in :meth:`run`."""
+    """Ties readings, policy and worker together. One thread; everything happens in :meth:`run`.
+
+    ``groups`` is the v2 group below which each worker gets one of its own, or ""; ``no_fence`` is why the kernel's
+    limits cannot be put there, or ""."""
 
     def __init__(
-        self, plan: Plan, *, reactor: Reactor, sensors: Sensors, helper: Helper, log: Log, notifier: Notifier
+        self,
+        plan: Plan,
+        *,
+        reactor: Reactor,
+        sensors: Sensors,
+        helper: Helper,
+        log: Log,
+        notifier: Notifier,
+        groups: str = "",
+        no_fence: str = "",
     ) -> None:
         self.plan = plan
         self.settings = plan.settings
@@ -57,16 +73,36 @@ class Guard:
         self.log = log
         self.judge = Judge(sensors, plan.settings.memory, reactor.clock())
         self.known = KnownBytes(plan.profiles)
-        self.proof = Proof(self.judge, log)
-        self.ladder = LadderState()
-        self.paused_until: float | None = None
         self.exit_code: int | None = None
         self.looks = 0
         self.on_change: Callable[[], None] = lambda: None
         self._notifier = notifier
-        self._said = ""
         self._stopping = False
-        self._health = Health(reactor, helper, self._worker_is_silent)
+        #: What the running worker held when it became ready; None where nobody saw that.
+        self._ready_bytes: int | None = None
+        self.steps = Steps(
+            plan,
+            judge=self.judge,
+            known=self.known,
+            log=log,
+            clock=reactor.clock,
+            # In front of an attached server the gateway lets what is in flight end and holds the rest, at any moment.
+            quiet=lambda: self.quiet or (plan.attachment is not None and plan.gateway),
+            changed=self._changed,
+            relieve=self._relieve,
+        )
+        self._patrols = patrols = plan.attachment is not None and not plan.gateway
+        self._health = Health(
+            reactor,
+            helper,
+            self.steps.replace_failed,
+            cpu=sensors.cpu_time,
+            waited_for=lambda: None if patrols else not self.gateway.quiet,
+        )
+        self._fencing = Fencing(lambda: self.plan, self.known, sensors, log, why_not=no_fence)
+        self._group_watch = GroupWatch(reactor, log, self.observe)
+        self._groups = groups
+        self._idle = IdleWatch(reactor, helper, self.observe)
         tied = not plan.supervised
         self.gateway = GatewayLink(
             plan,
@@ -76,23 +112,55 @@ class Guard:
             tied=tied,
             lower_score=sensors.capabilities.lower_oom_score_adj,
             ledger_changed=self._ledger_changed,
+            fault=self._engine_fault,
         )
-        self.worker = WorkerControl(
-            self.settings.worker,
-            engines.create(self.settings.worker, plan.python, plan.engine_flags),
-            Owner(
-                profile=self.profile,
-                prompt_cache=self._prompt_cache,
-                changed=self._worker_changed,
-                gone=self._worker_gone,
-                bytes_are_back=self._bytes_are_back,
-                oom_kills=sensors.oom_kills,
-            ),
+        self.worker = self.steps.worker = self._make_worker(helper, tied=tied)
+        self._protection = Protection(
+            plan.settings.protect,
+            plan.protected,
             reactor=reactor,
-            helper=helper,
             log=log,
+            calm=lambda: self.judge.level.level is Level.NORMAL,
+            worker=lambda: self.worker.pids,
+        )
+
+    def _make_worker(self, helper: Helper, *, tied: bool) -> WorkerControl:
+        plan, worker = self.plan, self.settings.worker
+        engine = engines.create(worker, plan.python, plan.engine_flags)
+        owner = Owner(
+            profile=self.steps.profile,
+            prompt_cache=self.steps.prompt_cache,
+            changed=self._worker_changed,
+            gone=self._worker_gone,
+            bytes_are_back=self.steps.bytes_are_back,
+            failed=self.steps.replace_failed,
+            oom_kills=self.sensors.oom_kills,
+            fence=self._fencing.put_around,
+        )
+        if plan.attachment is not None:
+            inspection = Inspection(plan, reactor=self.reactor, log=self.log, told=self._inspected)
+            return AttachedWorker(
+                plan.attachment,
+                worker.url,
+                engine,
+                owner,
+                keen=plan.gateway,
+                most_grace=_PATROL_GRACE_S if self._patrols else _STOP_GRACE_MOST_S,
+                found=inspection.of,
+                ours=lambda: (self.gateway.pid, inspection.pid),
+                reactor=self.reactor,
+                helper=helper,
+                log=self.log,
+            )
+        return OwnWorker(
+            worker,
+            engine,
+            owner,
+            reactor=self.reactor,
+            helper=helper,
+            log=self.log,
             run_directory=plan.run_directory,
-            groups=sensors.worker_groups(),
+            groups=self._groups,
             tied=tied,
         )
 
@@ -104,8 +172,12 @@ class Guard:
         if trigger is not None:
             self.reactor.watch(trigger, PRIORITY, lambda mask: self._stalled(trigger, mask))
         if not self.worker.take_over(expected=self._is_ours):
-            self._first_start()
+            first = ATTACHED if self.plan.attachment is not None else self.steps.first_profile()
+            if first is not None:
+                self.worker.start(first)
         self.gateway.ensure()
+        if not self.plan.observe:
+            self._protection.begin()
         self.observe()
         while self.exit_code is None:
             self.reactor.run_once()
@@ -123,6 +195,10 @@ class Guard:
         self.gateway.stop(_STOP_DRAIN_S, lambda: self._end_worker(_STOP_GRACE_S))
 
     def _end_worker(self, grace: float) -> None:
+        if self.worker.leave():
+            self._fencing.restore()
+            self.exit_code = 0
+            return
         self.worker.change(None, drain=0.0, grace=grace)
         self._end_if_over()
 
@@ -130,86 +206,85 @@ class Guard:
         if self._stopping and self.worker.life.state is WorkerState.PARKED and self.worker.child is None:
             self.exit_code = 0
 
-    def _first_start(self) -> None:
-        index = ladder.first_profile(self.judge.axis_uses(), self._rungs, self.tuning)
-        if index is None:
-            self.ladder = replace(self.ladder, parked_at=self.reactor.clock(), park_delay=0.0)
-            near = self.judge.nearest
-            self.log.warning(f"parked: no profile fits into {format_size(near.available)} of {near.name}")
-            return
-        self.worker.start(self.settings.worker.profiles[index].name)
-
     def _is_ours(self, record: WorkerRecord) -> bool:
-        if self.index_of(record.profile) is None:
+        if self.steps.index_of(record.profile) is None:
             return False
-        profile = self.profile(record.profile)
+        profile = self.steps.profile(record.profile)
         argv = self.worker.engine.argv(profile, prompt_cache=record.prompt_cache, endpoint=record.url)
         return tuple(argv) == record.argv
 
     def adopt(self, plan: Plan) -> None:
         """Put new settings in force. The running worker keeps its shape until its next start, if its profile stays."""
-        self.plan, self.settings = plan, plan.settings
+        self.plan, self.settings, self.steps.plan = plan, plan.settings, plan
         self.judge.memory = plan.settings.memory
         self.sensors.budget = plan.settings.memory.budget
         self.log.level, self.log.format = plan.settings.log.level, plan.settings.log.format
-        self.known.replan(plan.profiles)
+        if plan.attachment is None:
+            self.known.replan(plan.profiles)
+            profile = self.worker.life.profile
+            if self.worker.group and profile is not None:
+                # A budget that was raised must not end in the memory.max of the old one.
+                self._fencing.put_around(self.worker.group, profile)
         self.worker.reload(plan.settings.worker, engines.create(plan.settings.worker, plan.python, plan.engine_flags))
         self.on_change()
         self.observe()
 
+    # --- the kernel's fences ---
+
+    def _relieve(self) -> None:
+        """A worker that is throttled to death would not even hear a SIGTERM: the brake comes off first."""
+        if self.judge.diagnosis is Diagnosis.LIVELOCK:
+            self._fencing.lift()
+
+    def _follow(self, pids: tuple[int, ...]) -> None:
+        self.sensors.follow(pids, self.worker.group)
+        self._group_watch.follow(self.sensors.group)
+
     # --- looking ---
 
     @property
-    def tuning(self) -> Tuning:
-        memory = self.settings.memory
-        return Tuning(memory.warn, memory.release, memory.hold, self.settings.worker.step_up_after)
-
-    @property
     def quiet(self) -> bool:
-        """Nothing in flight. Without a gateway nobody counts: then the worker's bytes standing still is the sign."""
-        return self.gateway.quiet if self.plan.gateway else not self.judge.worker_moved
+        """Nothing in flight. Without a gateway nobody counts: then an attached worker's slots tell, else the worker's
+        bytes standing still is the sign."""
+        if self.plan.gateway:
+            return self.gateway.quiet
+        return self._idle.idle if self.worker.url and self.plan.attachment else not self.judge.worker_moved
 
     @property
     def at_rest(self) -> bool:
         """Level normal, nothing in flight, and the worker neither loads nor stops."""
         settled = self.worker.life.state in (WorkerState.READY, WorkerState.PARKED, WorkerState.BACKOFF)
-        return self.judge.level.level is Level.NORMAL and self.quiet and settled
-
-    @property
-    def _rungs(self) -> tuple[ladder.Rung, ...]:
-        return self.known.rungs(self.settings.worker.profiles)
-
-    def profile(self, name: str) -> Profile:
-        """The profile called ``name``; after a reload that took it away, the last one."""
-        index = self.index_of(name)
-        return self.settings.worker.profiles[-1 if index is None else index]
-
-    def index_of(self, name: str | None) -> int | None:
-        """Place of the profile ``name`` in the ladder, 0 the best, or None."""
-        for index, profile in enumerate(self.settings.worker.profiles):
-            if profile.name == name:
-                return index
-        return None
+        if self.judge.level.level is not Level.NORMAL:
+            return False
+        # A patrol does not see the requests that make its worker grow: with one there it never rests.
+        return self.worker.waiting or (settled and self.quiet and not self._patrols)
 
     def observe(self) -> None:
         """One look and what follows from it."""
         self.looks += 1
+        if self.sensors.group != self._group_watch.directory:
+            # It was found in another group, or its group has gone and come back.
+            self._group_watch.follow(self.sensors.group)
         now = self.reactor.clock()
         life = self.worker.life
-        planned = self.plan.profiles.get(life.profile or "")
+        planned = self.known.planned(life.profile)
         facts = WorkerFacts(
             loading=life.state is WorkerState.STARTING,
             known_bytes=self.known.of(life.profile),
             burst_bytes=2 * planned.entry if planned is not None and self.worker.prompt_cache else 0,
         )
         if self.judge.observe(now, facts):
-            self._say_level()
-            self._announce()
-        if life.state is WorkerState.READY and self.judge.last.worker is not None:
+            self._level_changed()
+        # What a server of somebody else's grows by may be its prompt cache: it is not learned as its need.
+        own = self.plan.attachment is None
+        if own and life.state is WorkerState.READY and self.judge.last.worker is not None:
             self.known.observe(life.profile, self.judge.worker_bytes, cached=self.worker.prompt_cache > 0)
         if not self._stopping:
-            self._decide(now)
+            self.steps.decide(now)
         self._look_again()
+
+    def _changed(self) -> None:
+        self.on_change()
 
     def _announce(self) -> None:
         """Tell the gateway, those who wait, and the service manager what changed."""
@@ -220,7 +295,7 @@ class Guard:
         self._notifier.status(f"{level}: {shape} {life.state.value}, {near.ratio:.0%} of {near.name} in use")
 
     def _look_again(self) -> None:
-        pause = forecast.next_look(self.judge.nearest.available, self.settings.memory.interval, rest=self.at_rest)
+        pause = forecast.next_look(self.judge.headroom, self.settings.memory.interval, rest=self.at_rest)
         self.reactor.after("look", pause, self.observe)
 
     def _stalled(self, trigger: int, mask: int) -> None:
@@ -233,118 +308,45 @@ class Guard:
         # A request has begun or ended: the pace of looking changes with it. And a client that asks one thing after the
         # other leaves gaps of milliseconds: only a look at once sees the quiet that a step up needs.
         self.reactor.after("look", 0.0, self.observe)
-        self._watch_health()
+        self._watch_worker()
 
-    def _watch_health(self) -> None:
+    def _engine_fault(self) -> None:
         life = self.worker.life
-        if life.state is WorkerState.READY and not self.gateway.quiet:
-            self._health.watch(self.worker.url, life.generation)
+        if life.state is WorkerState.READY:
+            self._health.fault(self.worker.url, life.generation)
+
+    def _watch_worker(self) -> None:
+        """Ask the worker for signs of life while somebody waits for it; without a gateway that is always."""
+        life, url = self.worker.life, self.worker.url
+        ready = life.state is WorkerState.READY and bool(url)
+        if ready and self._patrols:
+            self._health.watch(url, life.generation, every=PATROL_S)
+            self._idle.watch(url if self.judge.level.level is not Level.NORMAL else "")
+            return
+        self._idle.watch("")
+        if ready and not self.gateway.quiet:
+            self._health.watch(url, life.generation)
         else:
             self._health.rest()
 
-    def _worker_is_silent(self, generation: int) -> None:
-        life = self.worker.life
-        if life.state is WorkerState.READY and life.generation == generation and self.ladder.pending is None:
-            assert life.profile is not None
-            step = Step(StepKind.RESET, life.profile, "it does not answer", self.judge.worker_bytes)
-            if self.plan.observe or self.paused_until is not None:
-                self._only_say(step)
-            else:
-                self.order(step)
-
-    def _say_level(self) -> None:
+    def _level_changed(self) -> None:
         level, near = self.judge.level.level, self.judge.nearest
         self.log.write(
             "info" if level is Level.NORMAL else "warning",
             f"level {level.label}: {near.name} at {near.ratio:.1%}, {format_size(near.available)} left",
             {"diagnosis": self.judge.diagnosis.value},
         )
-
-    # --- deciding ---
-
-    def _decide(self, now: float) -> None:
-        if self.paused_until is not None:
-            if now < self.paused_until:
-                return
-            self.paused_until = None
-            self.on_change()
-        if self._runs_without_profile():
-            self._find_profile()
-            return
-        judge, life = self.judge, self.worker.life
-        situation = Situation(
-            time=now,
-            level=judge.level.level,
-            level_since=judge.level.since,
-            ratio=judge.nearest.ratio,
-            pressing=judge.pressing,
-            diagnosis=judge.diagnosis,
-            axes=judge.axis_uses(),
-            rate=judge.rate,
-            phase=_PHASES.get(life.state, WorkerPhase.BUSY),
-            running=self.index_of(life.profile),
-            worker_bytes=judge.worker_bytes,
-            quiet=self.quiet,
-            rungs=self._rungs,
-        )
-        state, step = ladder.decide(self.ladder, situation, self.tuning)
-        if step is not None and self.plan.observe:
-            self._only_say(step)
-            return
-        self.ladder = state
-        if step is not None:
-            self._act(step)
-
-    def _runs_without_profile(self) -> bool:
-        """After a reload that took the worker's profile away: the ladder does not know such a worker, so it would never
-        step."""
-        life = self.worker.life
-        settled = life.state in (WorkerState.STARTING, WorkerState.READY, WorkerState.BACKOFF)
-        gone = life.profile is not None and self.index_of(life.profile) is None
-        return gone and settled and self.ladder.pending is None and not self.plan.observe
-
-    def _find_profile(self) -> None:
-        index = ladder.first_profile(self.judge.axis_uses(), self._rungs, self.tuning)
-        name = self.settings.worker.profiles[-1 if index is None else index].name
-        reason = f"{self.worker.life.profile} is no profile any more"
-        self.order(Step(StepKind.DOWN, name, reason, self.judge.worker_bytes, ladder.DRAIN_S))
-
-    def _only_say(self, step: Step) -> None:
-        if step.label != self._said:
-            self._said = step.label
-            self.log.warning(f"would step {step.label}: {step.reason}", expected=format_size(step.expected_bytes))
-
-    def order(self, step: Step) -> None:
-        """Take ``step`` because somebody asked for it. The caller has checked that none is under way."""
-        self.ladder = ladder.begin(self.ladder, self.reactor.clock(), step, self.judge.diagnosis, self.tuning)
-        self._act(step)
-
-    def _act(self, step: Step) -> None:
-        self.proof.begin(step, self.reactor.clock())
-        had_worker = self.worker.child is not None
-        self.worker.change(step.profile, drain=step.drain, grace=stop_grace(self.judge.time_to_limit))
-        if not had_worker and self.ladder.pending is not None:
-            self._prove(0)
+        self.steps.level_changed(level)
+        self._watch_worker()
+        self._announce()
 
     # --- the worker's news ---
 
     def _worker_gone(self) -> None:
-        """The old worker is gone: what it really gave back."""
-        self.sensors.follow(None)
+        self._follow(())
+        self._fencing.restore()
         self.judge.worker_is_gone(self.reactor.clock())
-        if self.ladder.pending is not None:
-            self._prove(self.proof.freed)
-
-    def _bytes_are_back(self) -> bool:
-        pending = self.ladder.pending
-        if pending is None:
-            return True
-        self.judge.glance(self.reactor.clock())
-        return self.proof.is_given(pending)
-
-    def _prove(self, freed: int) -> None:
-        self.ladder, effective = ladder.finish(self.ladder, self.reactor.clock(), freed)
-        self.proof.close(effective=effective, freed=freed)
+        self.steps.worker_gone()
 
     def _worker_changed(self) -> None:
         life = self.worker.life
@@ -352,11 +354,11 @@ class Guard:
             case WorkerState.READY:
                 self._worker_is_ready()
             case WorkerState.STARTING:
-                self.sensors.follow(self.worker.pid)
+                self._follow(self.worker.pids)
             case WorkerState.BACKOFF:
                 self._worker_failed()
             case WorkerState.PARKED:
-                self._step_is_over()
+                self.steps.over()
             case WorkerState.DRAINING if not self.plan.gateway:
                 self.worker.drain_by_slots()
             case WorkerState.DRAINING if self.gateway.peer is None:
@@ -364,53 +366,41 @@ class Guard:
                 self.reactor.after("undrained", 0.0, lambda: self.worker.drained(life.generation))
             case _:
                 pass
-        self._watch_health()
+        self._watch_worker()
         self._announce()
         self._look_again()
         self._end_if_over()
 
     def _worker_is_ready(self) -> None:
-        profile = self.worker.life.profile
-        self.sensors.follow(self.worker.pid)
+        profile, fresh = self.worker.life.profile, self.worker.fresh
+        self._fencing.check(self.worker.group)
+        self._follow(self.worker.pids)
         self.judge.glance(self.reactor.clock())
-        self.sensors.cold_file = self.known.cold_file(profile, self.judge.worker_bytes)
+        size = self.judge.worker_bytes
+        self._ready_bytes = size if fresh else None
+        self.sensors.cold_file = self.known.cold_file(profile, self._ready_bytes)
         self.judge.worker_is_ready(self.reactor.clock())
-        self.known.ready(profile, self.judge.worker_bytes)
-        took = self._step_is_over()
+        if fresh:
+            self.known.ready(profile, size)
+        else:
+            self.known.seen(profile, size)
+        took = self.steps.over()
         after = "" if took is None else f", {format_duration(took)} after the step"
-        size = format_size(self.judge.worker_bytes)
-        self.log.info(f"worker {self.worker.pid} ready, profile {profile}, {size}{after}")
+        self.log.info(f"worker {self.worker.pid} ready, profile {profile}, {format_size(size)}{after}")
+
+    def _inspected(self, planned: ProfileBytes, prompt_cache: int) -> None:
+        """An attached worker's command line was read."""
+        self.known.inspected(ATTACHED, planned)
+        self.worker.prompt_cache = prompt_cache
+        self.sensors.cold_file = self.known.cold_file(ATTACHED, self._ready_bytes)
+        self.on_change()
 
     def _worker_failed(self) -> None:
         life = self.worker.life
         self.log.error(f"worker failed, {life.failures} in a row: {life.message}")
-        if life.failures < _GIVE_UP_AFTER:
-            return
-        if self.ladder.pending is None:
-            self.proof.fail()
-        index = self.index_of(life.profile)
-        lower = self.settings.worker.profiles[index + 1 :] if index is not None else ()
-        if lower and not self.plan.observe and not self._stopping:
-            why = f"{life.profile} does not start"
-            self.reactor.after("give up", 0.0, lambda: self._give_up(lower[0].name, why))
+        if life.failures >= _GIVE_UP_AFTER:
+            self.reactor.after("give up", 0.0, self._give_up)
 
-    def _give_up(self, lower: str, why: str) -> None:
-        if self.worker.life.state is WorkerState.BACKOFF and self.ladder.pending is None:
-            self.order(Step(StepKind.DOWN, lower, why))
-
-    def _step_is_over(self) -> float | None:
-        return self.proof.over(self.reactor.clock()) if self.ladder.pending is None else None
-
-    def _prompt_cache(self, name: str) -> int:
-        configured = self.profile(name).prompt_cache
-        index = self.index_of(name)
-        planned = self.plan.profiles.get(name)
-        if not self.ladder.grown or index is None or planned is None:
-            return configured
-        return ladder.clamp_prompt_cache(
-            self.judge.axis_uses(),
-            self._rungs[index],
-            entry_bytes=planned.entry,
-            configured=configured,
-            tuning=self.tuning,
-        )
+    def _give_up(self) -> None:
+        if self.worker.life.state is WorkerState.BACKOFF:
+            self.steps.give_up(stopping=self._stopping)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+#: Name of the kept sockets (sd_pid_notify_with_fds(3), LISTEN_FDNAMES).
+LISTENER = "listener"
 
 
 class Notifier:
@@ -17,6 +22,8 @@ class Notifier:
         address = environ.get("NOTIFY_SOCKET", "")
         self._socket: socket.socket | None = None
         self._status = ""
+        # A manager that keeps none might never look at them, and the port would stay taken.
+        self._keeps = environ.get("FDSTORE", "0").strip("0") != ""
         self.watchdog = 0.0
         if not address or address[0] not in "/@":
             return
@@ -35,6 +42,25 @@ class Notifier:
 
     def ready(self) -> None:
         self._send(f"READY=1\nMAINPID={os.getpid()}")
+
+    def keep(self, fds: tuple[int, ...]) -> None:
+        """Leave copies of the listening sockets with the service manager, in place of earlier ones: it gives them to
+        the next guard, and no client is refused meanwhile ($FDSTORE). (): only the earlier ones are given up."""
+        if self._socket is None or not self._keeps:
+            return
+        self._send(f"FDSTOREREMOVE=1\nFDNAME={LISTENER}")
+        if not fds:
+            return
+        packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+        try:
+            self._socket.sendmsg(
+                [f"FDSTORE=1\nFDNAME={LISTENER}".encode()],
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)],
+                0,
+                self._address,
+            )
+        except OSError:
+            pass
 
     def reloading(self, monotonic: float) -> None:
         self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic * 1e6)}")
@@ -55,7 +81,8 @@ class Notifier:
         if self._socket is None:
             return
         try:
-            self._socket.sendto(message.encode(), self._address)
+            # The name of a cgroup, which stands in the status, need not be UTF-8.
+            self._socket.sendto(message.encode("utf-8", "backslashreplace"), self._address)
         except OSError:
             # A full or vanished socket: the manager's watchdog will judge, the guard goes on.
             pass

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from tidegate.frozen import frozen
-from tidegate.host import capabilities, cgroup, cgroup_memory, meminfo, process, psi, vmstat
+from tidegate.guard.group_watch import STALL_US, WINDOW_US
+from tidegate.guard.stalls import Stalls
+from tidegate.host import cgroup, cgroup_memory, meminfo, process, psi, vmstat
 from tidegate.host.errors import HostReadError
 from tidegate.policy import headroom
-from tidegate.policy.diagnosis import StallWindow
-from tidegate.worker.group import may_make_groups, sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from tidegate.host.capabilities import Capabilities
     from tidegate.host.cgroup_memory import GroupReading
     from tidegate.host.meminfo import MemInfo
     from tidegate.host.process import ProcessMemory
+    from tidegate.policy.diagnosis import StallWindow
 
-#: PSI counters are compared over this long; the kernel's averages move every 2 s.
-_STALL_WINDOW_S = 3.0
-_PAGE = 4096
 #: Engines are one process; a wrapper around one makes two. More than this is not read on the hot path.
 _MOST_PROCESSES = 4
 #: Groups are resolved anew this often while looks are slow: limits are set and removed by others.
@@ -38,12 +37,18 @@ class Look:
 
 class Sensors:
     """``root`` is where /proc and the cgroup mounts are; ``budget`` is bytes or None; ``cold_file`` is bytes of the
-    followed worker's mapped weights that it does not read again."""
+    followed worker's mapped weights that it does not read again; ``attached``: the worker is in other cgroups than the
+    guard."""
 
-    def __init__(self, *, root: str = "/", budget: int | None = None) -> None:
+    def __init__(
+        self, *, capabilities: Capabilities, root: str = "/", budget: int | None = None, attached: bool = False
+    ) -> None:
         self._root = root
+        self._attached = attached
+        #: Whose limits count: the worker's own groups where it does not live below ours (None: ours).
+        self._subject: int | None = None
         self.budget = budget
-        self.capabilities = capabilities.probe(root)
+        self.capabilities = capabilities
         self.hierarchy = cgroup.find_hierarchy(None, root)
         self._meminfo = meminfo.MemInfoFile(root)
         self._last_meminfo: MemInfo = self._meminfo.read()
@@ -52,9 +57,11 @@ class Sensors:
         self._strict_commit = meminfo.read_overcommit(root) == 2
         self._processes: tuple[process.ProcessFiles, ...] = ()
         self.cold_file = 0
-        self._pressure = psi.pressure_path(root)
-        self._pressure_file = psi.HeldPressure.open(self._pressure)
-        self._stall_points: list[tuple[float, int, vmstat.VmStat | None]] = []
+        self.stalls = Stalls(root)
+        #: Groups that have limits of our own: fences, no axes.
+        self.own_fences: frozenset[str] = frozenset()
+        #: The directory of the v2 group whose events and stalls are the worker's, or "".
+        self.group = ""
         self.notes = list(self._last_meminfo.notes)
         self.failures = 0
 
@@ -62,20 +69,8 @@ class Sensors:
         """A descriptor that polls with POLLPRI when tasks stall on memory, or None where the kernel gives none."""
         if not self.capabilities.psi_trigger:
             return None
-        # 5 % of a second: the first event comes 0.1-0.2 s after the first throttling (measured on a 1 GB board).
-        opened = psi.open_trigger(self._pressure, "some", 50_000, 1_000_000)
+        opened = psi.open_trigger(psi.pressure_path(self._root), "some", STALL_US, WINDOW_US)
         return None if opened is None else opened[0]
-
-    def worker_groups(self) -> str:
-        """The v2 group below which a worker may have a group of its own, or "" where there is none. What dead guards
-        left there is removed."""
-        parent = self.hierarchy.unified
-        if parent is None or not self.capabilities.cgroup_writable:
-            return ""
-        if not may_make_groups(parent):
-            return ""
-        sweep(parent)
-        return parent
 
     def tier(self) -> list[str]:
         """What is read here, in words, for the start-up line and the status."""
@@ -91,22 +86,35 @@ class Sensors:
         if window:
             words.append(f"PSI trigger {window / 1e6:g} s")
         else:
-            words.append("PSI averages" if self._pressure_file is not None else "no PSI")
+            words.append("PSI averages" if self.stalls.readable else "no PSI")
         if self.budget is not None:
             words.append("budget")
         return words
 
-    def follow(self, pid: int | None) -> None:
-        """Read the worker ``pid`` and its children from now on; None: there is no worker."""
+    def follow(self, pids: tuple[int, ...], group: str = "") -> None:
+        """Read the worker's processes ``pids`` from now on; (): there is no worker. ``group`` is the directory of its
+        own v2 group, if it has one."""
         for files in self._processes:
             files.close()
-        self._processes = ()
         self.cold_file = 0
-        if pid is None:
-            return
-        pids = (pid, *process.find_children(pid, self._root))[:_MOST_PROCESSES]
-        opened = (process.ProcessFiles.open(each, self._root) for each in pids)
+        opened = (process.ProcessFiles.open(each, self._root) for each in pids[:_MOST_PROCESSES])
         self._processes = tuple(files for files in opened if files is not None)
+        if self._attached:
+            self._subject = pids[0] if pids else None
+            self._resolve()
+        else:
+            self.group = group
+            self.stalls.follow(group)
+
+    def _attached_group(self) -> str:
+        """The v2 group that an attached worker is in, if the memory controller is on there."""
+        found = self.hierarchy
+        usable = self._subject is not None and found.memory and not found.is_v1 and found.unified is not None
+        return found.unified or "" if usable and found.group != "/" else ""
+
+    def cpu_time(self) -> float:
+        """Seconds of CPU time that the worker's processes have used."""
+        return sum(process.read_cpu_time(files.id.pid, self._root) or 0.0 for files in self._processes)
 
     def look(self, now: float) -> Look:
         """Read everything. Never raises: what cannot be read keeps its last value and is counted in ``failures``."""
@@ -122,9 +130,10 @@ class Sensors:
             hot_file=hot,
             budget=self.budget,
             worker_memory=worker.unreclaimable if worker is not None else 0,
+            own_fences=self.own_fences,
             strict_commit=self._strict_commit,
         )
-        return Look(now, axes, worker, hot, self._read_stall(now))
+        return Look(now, axes, worker, hot, self.stalls.read(now))
 
     def oom_kills(self) -> int | None:
         """Processes that any OOM killer of the kernel has killed since boot, or None where that is not counted."""
@@ -133,12 +142,11 @@ class Sensors:
 
     def close(self) -> None:
         """Give every descriptor back."""
-        self.follow(None)
+        self.follow(())
         self._meminfo.close()
         for group in self._groups:
             group.close()
-        if self._pressure_file is not None:
-            self._pressure_file.close()
+        self.stalls.close()
 
     def _read_worker(self) -> ProcessMemory | None:
         found = [memory for memory in (files.read() for files in self._processes) if memory is not None]
@@ -159,37 +167,15 @@ class Sensors:
         readings = [group.read() for group in self._groups]
         if None in readings or now - self._resolved > _RESOLVE_S:
             self._resolved = now
-            for group in self._groups:
-                group.close()
-            self.hierarchy = cgroup.find_hierarchy(None, self._root)
-            self._groups = cgroup_memory.open_limited(self.hierarchy)
+            self._resolve()
             readings = [group.read() for group in self._groups]
         return [reading for reading in readings if reading is not None]
 
-    def _read_stall(self, now: float) -> StallWindow:
-        pressure = self._pressure_file.read() if self._pressure_file is not None else None
-        if pressure is None:
-            return StallWindow(0.0)
-        points = self._stall_points
-        # vmstat costs 100 us: only while tasks do stall.
-        moved = bool(points) and pressure.full_total_us > points[-1][1]
-        counters = vmstat.read_vmstat(self._root) if moved else None
-        points.append((now, pressure.full_total_us, counters))
-        while len(points) > 2 and (now - points[1][0] >= _STALL_WINDOW_S or len(points) > 400):
-            del points[0]
-        start, full_before, _ = points[0]
-        span = now - start
-        if span <= 0:
-            return StallWindow(0.0)
-        share = min(1.0, max(0.0, (pressure.full_total_us - full_before) / 1e6 / span))
-        known = [(time, values) for time, _, values in points if values is not None]
-        if len(known) < 2 or known[-1][0] <= known[0][0]:
-            return StallWindow(span, psi_full=share)
-        (first_time, first), (last_time, last) = known[0], known[-1]
-        scanned = last.scanned - first.scanned
-        return StallWindow(
-            span,
-            psi_full=share,
-            refault_bytes=(last.refault_file - first.refault_file) * _PAGE / (last_time - first_time),
-            steal_per_scan=(last.stolen - first.stolen) / scanned if scanned > 0 else None,
-        )
+    def _resolve(self) -> None:
+        for group in self._groups:
+            group.close()
+        self.hierarchy = cgroup.find_hierarchy(self._subject, self._root)
+        self._groups = cgroup_memory.open_limited(self.hierarchy)
+        if self._attached:
+            self.group = self._attached_group()
+            self.stalls.follow(self.group)

@@ -33,7 +33,7 @@ def status_document(guard: Guard) -> dict[str, Any]:
     return {
         "level": judge.level.level.label,
         "since": round(judge.level_time, 3),
-        "paused": guard.paused_until is not None,
+        "paused": guard.steps.paused_until is not None,
         "observe": guard.plan.observe,
         "diagnosis": judge.diagnosis.value,
         "axes": [axis.to_json() for axis in judge.last.axes],
@@ -54,7 +54,7 @@ def status_document(guard: Guard) -> dict[str, Any]:
             "message": life.message,
         },
         "gateway": {"in_flight": guard.gateway.in_flight, "queued": guard.gateway.queued},
-        "last_actions": guard.proof.actions.to_json(),
+        "last_actions": guard.steps.proof.actions.to_json(),
         "sensors": guard.sensors.tier(),
         "guard": {
             "rss_bytes": own.rss_anon + own.rss_file + own.rss_shmem,
@@ -69,15 +69,15 @@ def status_document(guard: Guard) -> dict[str, Any]:
 def gateway_state(guard: Guard, override: ContextOverride | None) -> dict[str, Any]:
     """The ``state`` message: what the gateway may do now."""
     life, judge = guard.worker.life, guard.judge
-    profile = guard.worker.shape or guard.profile(life.profile or "")
+    profile = guard.worker.shape or guard.steps.profile(life.profile or "")
     gateway = guard.settings.gateway
     # After a reload the best profile may promise what the running worker, though the best, does not have yet: that is
     # no lack of memory.
-    best = profile if guard.index_of(life.profile) == 0 else guard.settings.worker.profiles[0]
+    best = profile if guard.steps.index_of(life.profile) == 0 else guard.settings.worker.profiles[0]
     return {
         "level": judge.level.level.label,
         "since": round(judge.level_time, 3),
-        "paused": guard.paused_until is not None,
+        "paused": guard.steps.paused_until is not None,
         "gate": life.gate.value,
         "reason": _reason(guard),
         "retry_after_s": _retry_after(guard),
@@ -118,7 +118,7 @@ def _reason(guard: Guard) -> str:
 def _retry_after(guard: Guard) -> float:
     match guard.worker.life.state:
         case WorkerState.PARKED:
-            return max(_RETRY_S, guard.ladder.park_delay)
+            return max(_RETRY_S, guard.steps.state.park_delay)
         case WorkerState.BACKOFF:
             return max(1.0, backoff(guard.worker.life.failures))
         case _:

@@ -1,25 +1,19 @@
-"""Carries out what the life cycle says: starts the engine, proves it ready, stops it by the rule, sees it gone."""
+"""Carries out what the life cycle says: proves the worker ready, stops it by the rule, sees it gone."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
-import time
 from functools import partial
 
 from tidegate.engines import llama_api
-from tidegate.engines.base import worker_environment
 from tidegate.frozen import frozen
-from tidegate.guard import state_file
 from tidegate.guard.reactor import READ
-from tidegate.host import process as host_process
 from tidegate.units import format_duration
 from tidegate.worker import lifecycle
-from tidegate.worker.group import make_group
 from tidegate.worker.lifecycle import Lifecycle, WorkerState
-from tidegate.worker.process import Child, release_memory, start
+from tidegate.worker.process import release_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,13 +23,19 @@ if TYPE_CHECKING:
     from tidegate.guard.helper import Helper
     from tidegate.guard.log import Log
     from tidegate.guard.reactor import Reactor
+    from tidegate.guard.state_file import WorkerRecord
     from tidegate.settings.model import Profile, WorkerSettings
+    from tidegate.worker.foreign import Foreign
+    from tidegate.worker.process import Child
 
-#: Between two tries of the readiness probe. A try on a socket that is not there yet costs 0.1 ms.
+#: Between two tries of the readiness probe. A try on a socket that is not there yet costs 0.1 ms, an answer that it is
+#: loading some milliseconds of both processes on a slow board, which the load lacks.
 _PROBE_EVERY_S = 0.01
+_PROBE_LOADING_S = 0.04
 _PROBE_TIMEOUT_S = 10.0
-#: Between two reads of the engine's output: one that floods it must not cost more than 1 % of a core.
-_OUTPUT_EVERY_S = 0.05
+#: A load that has taken this long is not over within the next milliseconds.
+_PROBE_KEENLY_S = 15.0
+_PROBE_SLOWLY_S = 0.25
 #: A pipe holds 64 KiB, so four reads and the end of it are all that a dead engine can have left.
 _LAST_READS = 5
 _SLOTS_EVERY_S = 0.05
@@ -44,69 +44,100 @@ _SLOTS_TIMEOUT_S = 1.0
 _SETTLE_EVERY_S = 0.005
 #: The kernel's counters follow an exit within milliseconds; longer than this a neighbour has eaten the bytes.
 _SETTLE_MOST_S = 0.5
-#: sun_path of unix(7), less the NUL.
-_MOST_SOCKET_PATH = 107
 
 
 @frozen
 class Owner:
-    """What the guard's loop is asked and told. ``bytes_are_back`` is asked after the worker's last process ended."""
+    """What the guard's loop is asked and told. ``bytes_are_back`` is asked after the worker's last process ended;
+    ``failed`` is told the generation that does not serve, and why; ``fence`` puts the kernel's limits on the cgroup of
+    a profile's worker."""
 
     profile: Callable[[str], Profile]
     prompt_cache: Callable[[str], int]
     changed: Callable[[], None]
     gone: Callable[[], None]
     bytes_are_back: Callable[[], bool]
+    failed: Callable[[int, str], None]
     oom_kills: Callable[[], int | None]
+    fence: Callable[[str, str], None]
+
+
+class HungError(Exception):
+    """A starting worker is silent, which is not what loading looks like."""
 
 
 class WorkerControl:
-    """The one worker. ``tied`` makes it die with the guard; otherwise it is recorded for the next guard. ``groups`` is
-    the v2 group below which each worker gets one of its own, or empty."""
+    """The one worker. How it comes to be is the subclasses' part: :meth:`_spawn`. ``keen``: somebody waits to hear that
+    it is ready, so every millisecond counts more than the CPU time that the questions cost the load."""
 
     def __init__(
         self,
-        settings: WorkerSettings,
         engine: Engine,
         owner: Owner,
         *,
+        load_timeout: float | None,
         reactor: Reactor,
         helper: Helper,
         log: Log,
-        run_directory: str,
-        groups: str,
-        tied: bool,
+        keen: bool = True,
     ) -> None:
-        self.life = Lifecycle(load_timeout=settings.load_timeout)
+        self.life = Lifecycle(load_timeout=load_timeout)
         self.engine = engine
         self.url = ""
-        self.child: Child | None = None
+        self.child: Child | Foreign | None = None
         self.ready_at: float | None = None
         self.prompt_cache = 0
         #: The running worker's shape, which a reload does not change.
         self.shape: Profile | None = None
-        self._settings = settings
         self._owner = owner
         self._reactor = reactor
         self._helper = helper
         self._log = log
-        self._run_directory = run_directory
-        self._state_path = os.path.join(run_directory, state_file.WORKER)
-        self._groups = groups
-        self._tied = tied
-        self._argv: tuple[str, ...] = ()
+        self._keen = keen
         self._cancel_probe = threading.Event()
         self._oom_kills: int | None = None
         self._settle_until: float | None = None
-        self._state_trouble = ""
 
     @property
     def pid(self) -> int | None:
         return None if self.child is None else self.child.pid
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes whose memory is the worker's; () without one."""
+        raise NotImplementedError
+
+    @property
+    def group(self) -> str:
+        """The directory of the worker's own v2 cgroup, or ""."""
+        return "" if self.child is None else self.child.group
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the worker was started under our eyes: then what it holds when it is ready is what it needs."""
+        return True
+
+    @property
+    def armed(self) -> bool:
+        """Whether the worker may be ended: somebody starts it again."""
+        return True
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is no worker and it is not ours to bring one."""
+        return False
+
     def reload(self, settings: WorkerSettings, engine: Engine) -> None:
         """Use new settings from the next start on."""
-        self._settings, self.engine = settings, engine
+        raise NotImplementedError
+
+    def take_over(self, *, expected: Callable[[WorkerRecord], bool]) -> bool:
+        """Adopt the live worker of an earlier guard if ``expected`` says it is right, else end it. True: adopted."""
+        raise NotImplementedError
+
+    def leave(self) -> bool:
+        """The guard ends. True: the worker is not ours to end, and was let go."""
+        return False
 
     def start(self, profile: str) -> None:
         """Start the first worker, or one out of parking."""
@@ -139,31 +170,6 @@ class WorkerControl:
         """The gateway has nothing in flight any more."""
         self.apply(self.life.drained(generation))
 
-    def take_over(self, *, expected: Callable[[state_file.WorkerRecord], bool]) -> bool:
-        """Adopt the live worker of an earlier guard if ``expected`` says it is right, else end it. True: adopted."""
-        record = state_file.load(self._state_path)
-        if record is None or not host_process.is_alive(host_process.ProcessId(record.pid, record.start_time)):
-            return False
-        try:
-            child = Child(record.pid, output=-1, group=record.group)
-        except OSError:
-            return False
-        if not self._tied and expected(record):
-            self.child, self.url, self._argv, self.prompt_cache = child, record.url, record.argv, record.prompt_cache
-            self.shape = self._owner.profile(record.profile)
-            self._watch(child)
-            self._log.info(f"took over worker {record.pid}, profile {record.profile}")
-            self.apply(self.life.adopt(record.profile, record.generation))
-            self._probe(record.generation)
-            return True
-        self._log.warning(f"ending worker {record.pid} of an earlier guard")
-        child.kill()
-        deadline = self._reactor.clock() + 10
-        while not child.is_empty() and self._reactor.clock() < deadline:
-            time.sleep(_SETTLE_EVERY_S)
-        child.close()
-        return False
-
     def apply(self, effects: list[lifecycle.Effect]) -> None:
         """Carry out ``effects``, then tell the owner that the state changed."""
         for effect in effects:
@@ -173,6 +179,7 @@ class WorkerControl:
                 case lifecycle.Terminate():
                     self._cancel_probe.set()
                     if self.child is not None:
+                        self._log.debug(f"stopping worker {self.child.pid}")
                         self.child.terminate()
                 case lifecycle.Kill():
                     self._kill()
@@ -202,112 +209,61 @@ class WorkerControl:
                 raise AssertionError(name)
 
     def _spawn(self, name: str, generation: int) -> None:
-        self.shape = profile = self._owner.profile(name)
-        self.url = self._endpoint(generation)
-        self.ready_at = None
-        self.prompt_cache = self._owner.prompt_cache(name)
-        self._argv = tuple(self.engine.argv(profile, prompt_cache=self.prompt_cache, endpoint=self.url))
-        self._oom_kills = self._owner.oom_kills()
-        try:
-            self.child = start(
-                list(self._argv),
-                oom_score_adj=self._settings.oom_score_adj,
-                death_signal=self._tied,
-                environment=worker_environment(os.environ),
-                group=make_group(self._groups, f"tidegate-worker-{os.getpid()}-{generation}") if self._groups else "",
-            )
-        except OSError as error:
-            why = f"cannot start {self._argv[0]}: {error.strerror}"
-            self._reactor.after("spawn", 0, lambda: self._never_started(generation, why))
-            return
-        self._watch(self.child)
-        self._record(self.child, name, generation)
-        self._log.debug(f"starting worker {self.child.pid}, profile {name}", generation=generation)
-        self._probe(generation)
+        raise NotImplementedError
 
-    def _never_started(self, generation: int, why: str) -> None:
-        self._log.error(why)
-        effects = self.life.exited(generation, why=why, ready_for=None, foreign_kill=False)
-        # An order that came in between waits for the end of a process that never was.
-        self.apply(effects or self.life.emptied(generation))
+    def _output(self) -> None:
+        """Read what the worker printed, if that is ours to read."""
 
-    def _endpoint(self, generation: int) -> str:
-        path = os.path.join(self._run_directory, f"worker-{generation}.sock")
-        if self.engine.capabilities.unix_socket and len(os.fsencode(path)) <= _MOST_SOCKET_PATH:
-            _remove(path)
-            return f"unix:{path}"
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind(("127.0.0.1", 0))
-            return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    def _forget(self, child: Child | Foreign) -> None:
+        """``child`` is gone and its descriptors are closed."""
 
-    def _watch(self, child: Child) -> None:
+    def _watch(self, child: Child | Foreign) -> None:
         self._reactor.watch(child.pidfd, READ, lambda _mask: self._ended())
-        self._watch_output()
 
-    def _watch_output(self) -> None:
-        if self.child is not None and self.child.output >= 0:
-            self._reactor.watch(self.child.output, READ, lambda _mask: self._output())
-
-    def _unwatch(self, child: Child) -> None:
+    def _unwatch(self, child: Child | Foreign) -> None:
         self._reactor.unwatch(child.pidfd)
         if child.output >= 0:
             self._reactor.unwatch(child.output)
 
-    def _output(self) -> None:
-        if self.child is None or self.child.output < 0:
-            return
-        self._reactor.unwatch(self.child.output)
-        for line in self.child.read_output():
-            self._log.debug(f"engine: {line}")
-        self._reactor.after("output", _OUTPUT_EVERY_S, self._watch_output)
-
     def _probe(self, generation: int) -> None:
         self._cancel_probe = cancel = threading.Event()
-        url = self.url
+        is_ready = self._readiness()
 
         def job() -> bool:
+            keen_until = self._reactor.clock() + _PROBE_KEENLY_S
             while not cancel.is_set():
+                pause = _PROBE_LOADING_S
                 try:
-                    if llama_api.is_ready(url, timeout=_PROBE_TIMEOUT_S):
+                    if is_ready(_PROBE_TIMEOUT_S):
                         return True
                 except llama_api.WireError:
-                    pass
-                cancel.wait(_PROBE_EVERY_S)
+                    pause = _PROBE_EVERY_S
+                keen = self._keen and self._reactor.clock() < keen_until
+                cancel.wait(pause if keen else _PROBE_SLOWLY_S)
             return False
 
         def done(result: object) -> None:
-            if result is True and generation == self.life.generation and self.life.state is WorkerState.STARTING:
+            if generation != self.life.generation or self.life.state is not WorkerState.STARTING:
+                return
+            if result is True:
                 self._became_ready(generation)
+            elif isinstance(result, HungError):
+                self._is_hung()
 
         self._helper.submit(job, done)
+
+    def _readiness(self) -> Callable[[float], bool]:
+        """What the helper thread asks the starting worker, with a time-out in seconds, until it is true."""
+        url = self.url
+        return lambda timeout: llama_api.is_ready(url, timeout=timeout)
+
+    def _is_hung(self) -> None:
+        """The starting worker takes connections and answers none."""
 
     def _became_ready(self, generation: int) -> None:
         self.ready_at = self._reactor.clock()
         self.apply(self.life.ready(generation))
         self._reactor.after("proved", lifecycle.QUICK_S, lambda: self._elapsed("proved"))
-
-    def _record(self, child: Child, profile: str, generation: int) -> None:
-        # From the start on, not from ready on: a guard that dies during a load must not leave an orphan.
-        identity = None if self._tied else host_process.read_process_id(child.pid)
-        if identity is not None:
-            self._save(
-                state_file.WorkerRecord(
-                    child.pid,
-                    identity.start_time,
-                    generation,
-                    profile,
-                    self.url,
-                    child.group,
-                    self._argv,
-                    self.prompt_cache,
-                )
-            )
-
-    def _save(self, record: state_file.WorkerRecord | None) -> None:
-        trouble = state_file.save(self._state_path, record)
-        if trouble and trouble != self._state_trouble:
-            self._log.warning(trouble)
-        self._state_trouble = trouble
 
     def _kill(self) -> None:
         self._cancel_probe.set()
@@ -360,10 +316,11 @@ class WorkerControl:
             return
         self._reactor.after("settle", _SETTLE_EVERY_S, self._settle)
 
-    def _why(self, child: Child) -> str:
+    def _why(self, child: Child | Foreign) -> str:
         status = child.status
         if status is None:
-            how = "ended"
+            # Nobody's parent but its own learns the status; the kernel's counter is the other witness.
+            how = "ended" if self._owner.oom_kills() == self._oom_kills else "ended, and the kernel's OOM killer struck"
         elif status < 0:
             name = signal.Signals(-status).name if -status in signal.valid_signals() else str(-status)
             killer = ""
@@ -382,19 +339,8 @@ class WorkerControl:
             return
         self._unwatch(child)
         child.close()
-        self._reactor.cancel("output")
-        self._reactor.cancel("settle")
-        self._reactor.cancel("proved")
-        if self.url.startswith("unix:"):
-            _remove(self.url.removeprefix("unix:"))
+        for timer in ("output", "settle", "proved"):
+            self._reactor.cancel(timer)
+        self._forget(child)
         self.url = ""
         self.ready_at = None
-        if not self._tied:
-            self._save(None)
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass

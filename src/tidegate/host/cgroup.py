@@ -10,7 +10,7 @@ import os
 from enum import StrEnum
 
 from tidegate.frozen import frozen
-from tidegate.host.files import read_file, rooted
+from tidegate.host.files import number, read_file, rooted
 
 # Deeper than any real tree; a hostile or looping mount must not make the chain endless.
 _MOST_LEVELS = 64
@@ -100,6 +100,39 @@ def find_hierarchy(pid: int | None = None, root: str = "/") -> Hierarchy:
         found = Hierarchy(CgroupKind.V2, False, rooted(root, v2.point), v2_group, unified)
         return Hierarchy(CgroupKind.V2, _v2_controls(found), found.mount, found.group, unified)
     return Hierarchy(CgroupKind.V1, False, rooted(root, mounts[0].point), "/", None)
+
+
+def directories(group: str, root: str = "/") -> tuple[str, ...]:
+    """Where the group ``group`` (a path below the mount, "/ai_inference") is: v2 first, then the v1 hierarchies that
+    have it. () while there is no such group."""
+    mounts = sorted(_mounts(root), key=lambda mount: not mount.is_v2)
+    paths = (rooted(root, mount.point) + _below(mount, group) for mount in mounts)
+    return tuple(path for path in paths if os.path.isdir(path))
+
+
+def members(group: str, root: str = "/") -> tuple[int, ...]:
+    """The pids of the processes in ``group`` and its descendants, in the first hierarchy that has any."""
+    for directory in directories(group, root):
+        found = members_of(directory)
+        if found:
+            return found
+    return ()
+
+
+def members_of(directory: str) -> tuple[int, ...]:
+    """The pids of the processes in the group at ``directory`` and its descendants, ascending."""
+    found: set[int] = set()
+    for path, _, _ in os.walk(directory):
+        data = read_file(f"{path}/cgroup.procs", 1 << 20) or b""
+        found.update(pid for pid in map(number, data.split()) if pid)
+    return tuple(sorted(found))
+
+
+def _below(mount: _Mount, group: str) -> str:
+    """``group`` as a path below the mount point: a container has only a part of the hierarchy mounted."""
+    if mount.root != "/" and group.startswith(mount.root + "/"):
+        return group[len(mount.root) :]
+    return group
 
 
 def parse_proc_cgroup(data: bytes) -> tuple[str, str]:

@@ -11,6 +11,10 @@ import os
 from tidegate.frozen import frozen
 from tidegate.host.files import HeldFile, number, read_file, rooted
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 OOM_SCORE_ADJ_MIN = -1000
 OOM_SCORE_ADJ_MAX = 1000
 
@@ -18,6 +22,8 @@ OOM_SCORE_ADJ_MAX = 1000
 _STATE_FIELD = 3
 _PPID_FIELD = 4
 _GROUP_FIELD = 5
+_UTIME_FIELD = 14
+_STIME_FIELD = 15
 _START_FIELD = 22
 
 
@@ -94,9 +100,21 @@ def read_process_id(pid: int, root: str = "/") -> ProcessId | None:
 
 
 def is_alive(process: ProcessId, root: str = "/") -> bool:
-    """Whether exactly this process still runs. A zombie does not: only its exit status is left."""
+    """Whether exactly this process still runs. A zombie does not: only its exit status is left. But one whose first
+    thread has ended shows as a zombie too while its other threads run on (earlyoom#309)."""
     parsed = parse_stat(read_file(rooted(root, f"/proc/{process.pid}/stat"), 4096) or b"")
-    return parsed is not None and parsed[2] == process.start_time and parsed[0] not in "ZX"
+    if parsed is None or parsed[2] != process.start_time:
+        return False
+    return parsed[0] not in "ZX" or find_live_thread(process.pid, root) is not None
+
+
+def find_live_thread(pid: int, root: str = "/") -> int | None:
+    """A thread of ``pid`` that runs although the first one has ended, or None."""
+    for thread in sorted(_pids(rooted(root, f"/proc/{pid}/task"))):
+        parsed = parse_stat(read_file(rooted(root, f"/proc/{pid}/task/{thread}/stat"), 4096) or b"")
+        if parsed is not None and parsed[0] not in "ZX":
+            return thread
+    return None
 
 
 def read_name(pid: int, root: str = "/") -> str | None:
@@ -105,14 +123,40 @@ def read_name(pid: int, root: str = "/") -> str | None:
     return None if data is None else os.fsdecode(data.removesuffix(b"\n"))
 
 
+def read_memory(pid: int, root: str = "/") -> ProcessMemory | None:
+    """Memory of ``pid`` now, or None: no such process."""
+    data = read_file(rooted(root, f"/proc/{pid}/status"), 65536)
+    return None if data is None else _whole(parse_status(data), pid, root)
+
+
+def _whole(memory: ProcessMemory, pid: int, root: str) -> ProcessMemory:
+    """``memory``, or where its first thread has ended and shows none, that of a thread that runs on."""
+    if memory.state not in "ZX":
+        return memory
+    thread = find_live_thread(pid, root)
+    data = None if thread is None else read_file(rooted(root, f"/proc/{pid}/task/{thread}/status"), 65536)
+    return memory if data is None else parse_status(data)
+
+
+def read_cpu_time(pid: int, root: str = "/") -> float | None:
+    """Seconds of CPU time that ``pid`` has used, user and system, or None: no such process."""
+    data = read_file(rooted(root, f"/proc/{pid}/stat"), 4096) or b""
+    fields = data[data.rfind(b")") + 1 :].split()
+    if len(fields) <= _STIME_FIELD - _STATE_FIELD:
+        return None
+    ticks = [number(fields[place - _STATE_FIELD]) for place in (_UTIME_FIELD, _STIME_FIELD)]
+    return sum(tick or 0 for tick in ticks) / os.sysconf("SC_CLK_TCK")
+
+
 class ProcessFiles:
     """/proc/PID/status held open: one descriptor, bound to this process and not to a later one with its pid."""
 
-    __slots__ = ("_status", "id")
+    __slots__ = ("_root", "_status", "id")
 
-    def __init__(self, identity: ProcessId, status: HeldFile) -> None:
+    def __init__(self, identity: ProcessId, status: HeldFile, root: str) -> None:
         self.id = identity
         self._status = status
+        self._root = root
 
     @classmethod
     def open(cls, pid: int, root: str = "/") -> ProcessFiles | None:
@@ -125,12 +169,12 @@ class ProcessFiles:
         if before is None or read_process_id(pid, root) != before:
             status.close()
             return None
-        return cls(before, status)
+        return cls(before, status, root)
 
     def read(self) -> ProcessMemory | None:
         """Its memory now, or None: it is gone for good. Never raises."""
         data = self._status.read()
-        return None if data is None else parse_status(data)
+        return None if data is None else _whole(parse_status(data), self.id.pid, self._root)
 
     def close(self) -> None:
         """Give the descriptor back. May be called twice."""
@@ -158,6 +202,17 @@ def find_children(pid: int, root: str = "/") -> tuple[int, ...]:
     return tuple(sorted(children))
 
 
+def find_ancestors(pid: int, root: str = "/") -> tuple[int, ...]:
+    """``pid``, its parent, and so on to the first process that can be seen."""
+    found = [pid]
+    while True:
+        parsed = parse_stat(read_file(rooted(root, f"/proc/{found[-1]}/stat"), 4096) or b"")
+        # Parent 0 is outside of this pid namespace; a pid that was used again meanwhile may close a circle.
+        if parsed is None or parsed[1] == 0 or parsed[1] in found:
+            return tuple(found)
+        found.append(parsed[1])
+
+
 def group_lives(group: int, root: str = "/") -> bool:
     """Whether a process of this process group runs: zombies whose parent never reaps them do not count. Walks /proc."""
     for pid in _pids(rooted(root, "/proc")):
@@ -170,10 +225,14 @@ def group_lives(group: int, root: str = "/") -> bool:
 
 def find_by_name(name: str, root: str = "/") -> tuple[int, ...]:
     """The pids whose command name is the first 15 bytes of ``name``, ascending. Walks /proc: not for the hot path."""
-    wanted = os.fsencode(name)[:15]
-    return tuple(
-        pid for pid in sorted(_pids(rooted(root, "/proc"))) if os.fsencode(read_name(pid, root) or "") == wanted
-    )
+    return tuple(find_by_names((name,), root))
+
+
+def find_by_names(names: Iterable[str], root: str = "/") -> dict[int, str]:
+    """As :func:`find_by_name` for several names in one walk: the name of each pid that has one of them, by pid."""
+    wanted = {os.fsdecode(os.fsencode(name)[:15]) for name in names}
+    found = ((pid, read_name(pid, root)) for pid in sorted(_pids(rooted(root, "/proc"))))
+    return {pid: name for pid, name in found if name is not None and name in wanted}
 
 
 def _pids(directory: str) -> list[int]:

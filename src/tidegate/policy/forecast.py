@@ -99,11 +99,11 @@ def time_to(available: int, rate: float) -> float:
 
 
 def next_look(available: int, interval: float, *, rest: bool) -> float:
-    """Seconds to sleep before the next look.
+    """Seconds to sleep before the next look, for ``available`` bytes on the axis that has the fewest.
 
-    At rest one ``interval``; else ``available`` / 4 GB/s, which is faster than a board can fill memory by page faults,
-    clamped to 10 ms at the least and ``interval`` at the most.
+    The time in which 4 GB/s would fill them, faster than page faults fill a board's memory; at least 10 ms and at most
+    ``interval``. At rest, with nothing in flight, 1 GB/s and 100 ms: a worker that grows then does so by itself,
+    and the kernel's own events come besides.
     """
-    if rest:
-        return interval
-    return min(max(available / 4e9, 0.010), interval)
+    rate, least = (1e9, 0.1) if rest else (4e9, 0.01)
+    return min(max(available / rate, least), interval)

@@ -25,7 +25,7 @@ DRAIN_S = 5.0
 #: neighbour's growth eat some of every promise).
 EFFECTIVE_SHARE = 0.30
 #: A restart of the same profile costs every client a prefill; it must free at least this share of the limit.
-_RESET_WORTH = 0.10
+RESET_WORTH = 0.10
 #: Going down must win at least this share of the limit, else the interruption buys nothing.
 _DOWN_WORTH = 0.02
 _PARK_DELAY_S = 10.0
@@ -141,7 +141,7 @@ class LadderState:
 
 def decide(state: LadderState, now: Situation, tuning: Tuning) -> tuple[LadderState, Step | None]:
     """The ladder's new memory and the step to take now, if any. The caller must :func:`finish` every step it gets."""
-    state = _note(state, now, tuning)
+    state = note(state, now, tuning)
     if state.pending is not None or not now.rungs:
         return state, None
     step = None
@@ -150,7 +150,7 @@ def decide(state: LadderState, now: Situation, tuning: Tuning) -> tuple[LadderSt
     elif now.running is not None and now.phase in (WorkerPhase.READY, WorkerPhase.STARTING):
         if now.pressing:
             step = _escalate(state, now, tuning)
-        elif now.phase is WorkerPhase.READY and _cooled(state, now, tuning):
+        elif now.phase is WorkerPhase.READY and cooled(state, now, tuning):
             step = _give_ground(state, now, tuning) or _climb(state, now, tuning)
     return (begin(state, now.time, step, now.diagnosis, tuning), step) if step is not None else (state, None)
 
@@ -223,7 +223,8 @@ def clamp_prompt_cache(
     return max(0, min(room, configured))
 
 
-def _note(state: LadderState, now: Situation, tuning: Tuning) -> LadderState:
+def note(state: LadderState, now: Situation, tuning: Tuning) -> LadderState:
+    """The memory with what this moment adds to it: since when use is over the warn line, and the end of an episode."""
     over = now.ratio >= tuning.warn
     over_since = (state.over_since if state.over_since is not None else now.time) if over else None
     calm_since = now.level_since if state.last_action is None else max(now.level_since, state.last_action)
@@ -238,11 +239,18 @@ def _note(state: LadderState, now: Situation, tuning: Tuning) -> LadderState:
     )
 
 
-def _cooled(state: LadderState, now: Situation, tuning: Tuning) -> bool:
+def lasts(state: LadderState, now: Situation) -> bool:
+    """Whether use has been over the warn line for as long as makes it no passing peak."""
+    return state.over_since is not None and now.time - state.over_since >= WARN_LASTING_S
+
+
+def cooled(state: LadderState, now: Situation, tuning: Tuning) -> bool:
+    """Whether the last step is long enough ago for one that is no escalation."""
     return state.last_action is None or now.time - state.last_action >= tuning.hold
 
 
-def _why(now: Situation) -> str:
+def why(now: Situation) -> str:
+    """The reason of a step in words."""
     name = now.axes[0].name if now.axes else "memory"
     return f"{now.diagnosis.value if now.diagnosis is not Diagnosis.NONE else 'use'} at {now.ratio:.0%} of {name}"
 
@@ -258,28 +266,31 @@ def _escalate(state: LadderState, now: Situation, tuning: Tuning) -> Step | None
         rung = now.rungs[index]
         if rung.name in state.tried or not fits(now.axes, rung, tuning.warn, ahead=ahead):
             continue
-        if index == now.running and not _wins(now, rung, _RESET_WORTH):
+        # Out of a livelock a restart leads whatever it gives back: no byte has to be won, but a standstill to be ended.
+        stuck = now.diagnosis is Diagnosis.LIVELOCK
+        if index == now.running and not stuck and not wins(now, rung, RESET_WORTH):
             continue
         kind = StepKind.RESET if index == now.running else StepKind.DOWN
-        return Step(kind, rung.name, _why(now), now.worker_bytes)
-    return Step(StepKind.PARK, None, _why(now), now.worker_bytes)
+        return Step(kind, rung.name, why(now), now.worker_bytes)
+    return Step(StepKind.PARK, None, why(now), now.worker_bytes)
 
 
 def _give_ground(state: LadderState, now: Situation, tuning: Tuning) -> Step | None:
     """At warn that lasts: one profile down, or at the last one a restart that is worth it."""
     assert now.running is not None
-    if state.over_since is None or now.time - state.over_since < WARN_LASTING_S:
+    if not lasts(state, now):
         return None
     for rung in now.rungs[now.running + 1 :]:
-        if rung.name not in state.tried and _wins(now, rung, _DOWN_WORTH):
-            return Step(StepKind.DOWN, rung.name, _why(now), now.worker_bytes, DRAIN_S)
+        if rung.name not in state.tried and wins(now, rung, _DOWN_WORTH):
+            return Step(StepKind.DOWN, rung.name, why(now), now.worker_bytes, DRAIN_S)
     rung = now.rungs[now.running]
-    if rung.name not in state.tried and _wins(now, rung, _RESET_WORTH):
-        return Step(StepKind.RESET, rung.name, _why(now), now.worker_bytes, DRAIN_S)
+    if rung.name not in state.tried and wins(now, rung, RESET_WORTH):
+        return Step(StepKind.RESET, rung.name, why(now), now.worker_bytes, DRAIN_S)
     return None
 
 
-def _wins(now: Situation, rung: Rung, share: float) -> bool:
+def wins(now: Situation, rung: Rung, share: float) -> bool:
+    """Whether a worker in the shape of ``rung`` would use less by at least ``share`` of the nearest limit."""
     limit = now.axes[0].limit if now.axes else 0
     return now.worker_bytes - rung.known_bytes >= share * limit
 

@@ -39,13 +39,14 @@ class Lines:
 @frozen
 class Reading:
     """What one look says. ``time`` is monotonic seconds; ``ratio`` is use of the nearest axis (may exceed 1);
-    ``time_to_limit`` is the forecast in seconds (infinity when not rising)."""
+    ``time_to_limit`` is the forecast in seconds (infinity when not rising); ``stalled`` is a verdict that the worker
+    cannot go on: it thrashes, or is throttled to death."""
 
     time: float
     ratio: float
     time_to_limit: float = float("inf")
     loading: bool = False
-    thrash: bool = False
+    stalled: bool = False
 
 
 @frozen
@@ -63,12 +64,12 @@ def advance(state: LevelState, lines: Lines, reading: Reading) -> LevelState:
     """The level after ``reading``.
 
     A line is crossed at once; critical also by a forecast of ``LEAD_SAMPLES`` samples running within ``lead`` (never
-    while a worker loads: a load is meant to be steep) and by a thrash verdict. A level is left only when use has been
-    ``release`` below its line for ``hold``, and then falls to the highest level that is not released yet.
+    while a worker loads: a load is meant to be steep) and by a verdict of thrash or livelock. A level is left only when
+    use has been ``release`` below its line for ``hold``, and then falls to the highest level that is not released yet.
     """
     now = reading.time
     leads = state.leads + 1 if reading.time_to_limit <= lines.lead and not reading.loading else 0
-    pressing = reading.thrash or leads >= LEAD_SAMPLES
+    pressing = reading.stalled or leads >= LEAD_SAMPLES
     below_critical = _below(state.below_critical, now, reading.ratio, lines.critical - lines.release, pressing)
     below_warn = _below(state.below_warn, now, reading.ratio, lines.warn - lines.release, pressing)
 

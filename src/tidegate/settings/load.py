@@ -13,21 +13,27 @@ from typing import Any
 
 from tidegate.errors import Exit, TidegateError
 from tidegate.frozen import replace
+from tidegate.settings import attachment
 from tidegate.settings.model import (
+    ATTACHED,
+    MAX_OVER_BUDGET,
+    FenceSettings,
     GatewaySettings,
     LogSettings,
     MemorySettings,
     Profile,
+    ProtectSettings,
     Settings,
     WorkerSettings,
 )
 from tidegate.settings.table import PROFILE_SETTINGS, SETTINGS, Setting
+from tidegate.units import format_size
 
 SYSTEM_CONFIG = "/etc/tidegate/tidegate.toml"
 #: A settings file is a page; a megabyte is a mistake (a log, a model).
 _MOST_FILE_BYTES = 1 << 20
 
-_SECTIONS = ("memory", "worker", "gateway", "log")
+_SECTIONS = ("memory", "worker", "fence", "protect", "gateway", "log")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
 # What Kubernetes puts into every container for a service called tidegate or tidegate-gateway.
 _SERVICE_LINK = re.compile(r"TIDEGATE_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_[0-9]+_\w+)?)")
@@ -100,11 +106,23 @@ def load_settings(
         if setting.name in overrides.flags:
             raw = overrides.flags[setting.name]
             by_section[setting.section][setting.key] = _parse(setting, raw, setting.flag, exit_code=Exit.USAGE)
-    profiles = _profiles(document, overrides.model or default_model, replace_all=bool(overrides.model))
-    worker = WorkerSettings(**{**by_section["worker"], "profiles": profiles})  # type: ignore[arg-type]
+    worker = WorkerSettings(**by_section["worker"])  # type: ignore[arg-type]
+    if worker.attached or worker.url or worker.restart:
+        worker = attachment.check(worker, document, overrides.flags, model=overrides.model)
+        profiles: tuple[Profile, ...] = (Profile(name=ATTACHED, model="", context=0),)
+    else:
+        profiles = _profiles(document, overrides.model or default_model, replace_all=bool(overrides.model))
+    worker = replace(worker, profiles=profiles)
+    memory = MemorySettings(**by_section["memory"])  # type: ignore[arg-type]
+    fence = FenceSettings(**by_section["fence"])  # type: ignore[arg-type]
+    if fence.max is not None and memory.budget is None and not worker.attached:
+        # A fence with no line of ours before it would be the first to act.
+        memory = replace(memory, budget=fence.max - fence.max // (MAX_OVER_BUDGET + 1))
     settings = Settings(
-        memory=MemorySettings(**by_section["memory"]),  # type: ignore[arg-type]
+        memory=memory,
         worker=worker,
+        fence=fence,
+        protect=_protect(by_section["protect"]),
         gateway=GatewaySettings(**by_section["gateway"]),  # type: ignore[arg-type]
         log=LogSettings(**by_section["log"]),  # type: ignore[arg-type]
     )
@@ -185,6 +203,27 @@ def _profiles(document: Mapping[str, Any], model: str, *, replace_all: bool) -> 
     return tuple(profiles)
 
 
+def _protect(values: dict[str, object]) -> ProtectSettings:
+    protect = ProtectSettings(**values)  # type: ignore[arg-type]
+    for unit in protect.units:
+        if attachment.UNIT.fullmatch(unit) is None or unit.startswith((".", "-")):
+            raise TidegateError(
+                f"cannot use protect.units with {_show(unit)}: not the name of a systemd unit",
+                hint="such as camera.service",
+            )
+    for process in protect.processes:
+        if "/" in process or process.isspace():
+            raise TidegateError(
+                f"cannot use protect.processes with {_show(process)}: not the name of a command",
+                hint="as /proc/PID/comm has it",
+            )
+    return replace(
+        protect,
+        processes=tuple(attachment.comm(process) for process in protect.processes),
+        units=tuple(unit if unit.endswith(attachment.UNIT_TYPES) else f"{unit}.service" for unit in protect.units),
+    )
+
+
 def _check_together(settings: Settings, flags: Mapping[str, str]) -> None:
     memory, worker = settings.memory, settings.worker
 
@@ -201,6 +240,13 @@ def _check_together(settings: Settings, flags: Mapping[str, str]) -> None:
             f"cannot use memory.release = {memory.release:g}: it is not below memory.warn = {memory.warn:g}",
             exit_code=exit_code("memory.release", "memory.warn"),
         )
+    _check_fence(settings)
+    for key, named in (("units", worker.unit), ("processes", worker.process)):
+        if named and named in getattr(settings.protect, key):
+            raise TidegateError(
+                f"cannot use protect.{key} with {_show(named)}: that is the worker",
+                hint="a worker that the OOM killer may not take would have it take everything else",
+            )
     for number, profile in enumerate(worker.profiles, start=1):
         if profile.ubatch > profile.batch:
             raise TidegateError(
@@ -216,6 +262,27 @@ def _check_together(settings: Settings, flags: Mapping[str, str]) -> None:
             "cannot use worker.command: only the llama-server engine has a command",
             exit_code=exit_code("worker.engine"),
         )
+
+
+def _check_fence(settings: Settings) -> None:
+    fence, budget = settings.fence, settings.memory.budget
+    if fence.high is not None and fence.max is not None and fence.high > fence.max:
+        raise TidegateError(
+            f"cannot use fence.high = {format_size(fence.high)}: it is above fence.max = {format_size(fence.max)}"
+        )
+    if fence.high is not None and budget is None and not settings.worker.attached:
+        raise TidegateError(
+            f"cannot use fence.high = {format_size(fence.high)}: there is no memory.budget before it",
+            hint="memory.high is a brake that can hold a worker still for ever; it stands behind the critical line",
+        )
+    for key, limit in (("high", fence.high), ("max", fence.max)):
+        least = 0 if budget is None else budget * (settings.memory.critical if key == "high" else 1)
+        if limit is not None and limit < least:
+            line = "the critical line" if key == "high" else "memory.budget"
+            raise TidegateError(
+                f"cannot use fence.{key} = {format_size(limit)}: it is below {line}, {format_size(least)}",
+                hint="the kernel's fence stands behind tidegate's own lines, or it would act first",
+            )
 
 
 def _parse(setting: Setting, value: object, place: str, *, exit_code: Exit = Exit.CANNOT_START) -> object:

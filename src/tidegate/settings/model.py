@@ -46,27 +46,73 @@ class Profile:
     extra: tuple[str, ...] = ()
 
 
+#: Name of the one profile of a server that somebody else starts.
+ATTACHED = "attached"
+
+
 @frozen
 class WorkerSettings:
     """The engine and its profiles, best first. ``command`` is the engine's own program and leading arguments;
-    ``engine`` "auto" is resolved by the launcher: xllamacpp if it is installed, else llama-server."""
+    ``engine`` "auto" is resolved by the launcher: xllamacpp if it is installed, else llama-server.
+
+    With one of ``unit``, ``process`` and ``cgroup`` the worker is a server that somebody else starts: it is reached at
+    ``url`` and started anew by ``restart``, or by its supervisor."""
 
     engine: str = "auto"
     command: tuple[str, ...] = ()
     oom_score_adj: int = 800
     step_up_after: float = 60.0
     load_timeout: float = 120.0
+    unit: str = ""
+    process: str = ""
+    cgroup: str = ""
+    url: str = ""
+    restart: tuple[str, ...] = ()
     profiles: tuple[Profile, ...] = ()
+
+    @property
+    def attached(self) -> bool:
+        """Whether somebody else starts the worker."""
+        return bool(self.unit or self.process or self.cgroup)
+
+
+#: The default memory.max is the budget and one part in this many: at 60 MB/s the kernel needs 0.6 s from the critical
+#: line to its kill, and a budget counts neither page tables nor socket buffers nor the file pages of the program.
+MAX_OVER_BUDGET = 15
+
+
+@frozen
+class FenceSettings:
+    """The kernel's own limits on the worker's cgroup. None is the default that :mod:`tidegate.policy.fences` makes of
+    the budget; for a server that somebody else starts, None leaves the file alone. Sizes are bytes."""
+
+    high: int | None = None
+    max: int | None = None
+    swap_max: int | None = None
+    oom_group: bool | None = None
+    cpu_weight: int | None = None
+
+
+@frozen
+class ProtectSettings:
+    """Who the OOM killer is to spare: commands (first 15 bytes) and systemd units. ``memory_min`` is bytes for each
+    unit."""
+
+    processes: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    memory_min: int | None = None
 
 
 @frozen
 class GatewaySettings:
-    """The front door. Token counts are tokens; ``hold`` is how long a request may wait for a worker, in seconds."""
+    """The front door. Token counts are tokens; ``hold`` is how long a request may wait for a worker, ``deadline`` how
+    long for its turn behind others, in seconds."""
 
     listen: str = "127.0.0.1:8080"
     warn_context: int = 1024
     critical_prompt: int = 256
     hold: float = 60.0
+    deadline: float = 240.0
     language: str = "en"
 
 
@@ -82,6 +128,8 @@ class Settings:
 
     memory: MemorySettings = MemorySettings()
     worker: WorkerSettings = WorkerSettings()
+    fence: FenceSettings = FenceSettings()
+    protect: ProtectSettings = ProtectSettings()
     gateway: GatewaySettings = GatewaySettings()
     log: LogSettings = LogSettings()
 
@@ -93,18 +141,28 @@ class Settings:
     def from_json(cls, data: dict[str, Any]) -> Settings:
         """The settings that :meth:`to_json` wrote. Trusts its input: it was checked before it was written."""
         worker = dict(data["worker"])
-        worker["command"] = tuple(worker["command"])
+        worker["command"], worker["restart"] = tuple(worker["command"]), tuple(worker["restart"])
         worker["profiles"] = tuple(Profile(**{**p, "extra": tuple(p["extra"])}) for p in worker["profiles"])
+        protect = dict(data["protect"])
+        protect["processes"], protect["units"] = tuple(protect["processes"]), tuple(protect["units"])
         return cls(
             memory=MemorySettings(**data["memory"]),
             worker=WorkerSettings(**worker),
+            fence=FenceSettings(**data["fence"]),
+            protect=ProtectSettings(**protect),
             gateway=GatewaySettings(**data["gateway"]),
             log=LogSettings(**data["log"]),
         )
 
 
-#: Settings that a running gateway does not take over.
-_AFTER_RESTART = frozenset(("gateway.listen", "gateway.hold", "gateway.language"))
+#: Settings that a running guard or gateway does not take over.
+_AFTER_RESTART = frozenset(
+    (
+        *("gateway.listen", "gateway.hold", "gateway.deadline", "gateway.language"),
+        *("protect.processes", "protect.units", "protect.memory_min"),
+        *("worker.unit", "worker.process", "worker.cgroup", "worker.url", "worker.restart"),
+    )
+)
 
 
 def changes(old: Settings, new: Settings) -> list[str]:

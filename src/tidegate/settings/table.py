@@ -5,6 +5,7 @@ Defaults are not repeated here; they are those of :mod:`tidegate.settings.model`
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,6 +24,7 @@ class Kind(StrEnum):
     INTEGER = "a whole number"
     TEXT = "a text"
     WORDS = "a list of texts"
+    SWITCH = "true or false"
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,11 @@ class Setting:
                     _check_text(word)
                 parsed = tuple(value)
             case Kind.WORDS if isinstance(value, str):
-                parsed = tuple(value.split())
+                parsed = tuple(shlex.split(value))
+            case Kind.SWITCH if isinstance(value, bool):
+                parsed = value
+            case Kind.SWITCH if value in ("true", "false"):
+                parsed = value == "true"
             case _:
                 raise ValueError(f"not {self.kind.value}")
         self._check_bounds(parsed)
@@ -80,7 +86,7 @@ class Setting:
     def _check_bounds(self, value: object) -> None:
         if self.choices and value not in self.choices:
             raise ValueError(f"not one of {', '.join(self.choices)}")
-        if isinstance(value, (int, float)):
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
             if self.low is not None and value < self.low:
                 raise ValueError(f"below the lowest possible value, {self.show(self.low)}")
             if self.high is not None and value > self.high:
@@ -161,10 +167,36 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("worker", "step_up_after", Kind.DURATION, "quiet time before a better profile is tried", 1, 86400),
     Setting("worker", "load_timeout", Kind.DURATION, "how long a worker may take to load its model", 1, 3600),
+    Setting("worker", "unit", Kind.TEXT, "systemd unit of a server that somebody else starts", flag="--unit"),
+    Setting("worker", "process", Kind.TEXT, "command name of such a server, its first 15 bytes", flag="--process"),
+    Setting("worker", "cgroup", Kind.TEXT, "cgroup of such a server, such as /ai_inference", flag="--cgroup"),
+    Setting("worker", "url", Kind.TEXT, "where such a server listens, http://IP:PORT or unix:PATH", flag="--url"),
+    Setting(
+        "worker",
+        "restart",
+        Kind.WORDS,
+        "command that starts such a server again, or the word supervisor: somebody else does",
+        flag="--restart",
+    ),
+    Setting("fence", "high", Kind.SIZE, "memory.high of the worker's cgroup, at or above the critical line", 16 << 20),
+    Setting(
+        "fence",
+        "max",
+        Kind.SIZE,
+        "memory.max of the worker's cgroup, the kernel's last line; alone it gives a budget a sixteenth below",
+        16 << 20,
+    ),
+    Setting("fence", "swap_max", Kind.SIZE, "memory.swap.max of the worker's cgroup", 0),
+    Setting("fence", "oom_group", Kind.SWITCH, "memory.oom.group: an OOM kill in the cgroup takes all of it"),
+    Setting("fence", "cpu_weight", Kind.INTEGER, "cpu.weight of the worker's cgroup; others have 100", 1, 10000),
+    Setting("protect", "processes", Kind.WORDS, "command names, first 15 bytes, that the OOM killer is to spare"),
+    Setting("protect", "units", Kind.WORDS, "systemd services that the OOM killer is to spare"),
+    Setting("protect", "memory_min", Kind.SIZE, "memory.min of these units: bytes that nobody reclaims from them", 0),
     Setting("gateway", "listen", Kind.TEXT, "address of the front door, HOST:PORT or unix:PATH", flag="--listen"),
     Setting("gateway", "warn_context", Kind.INTEGER, "tokens of history kept at warn", 64, 1 << 20),
     Setting("gateway", "critical_prompt", Kind.INTEGER, "longest prompt in tokens still taken at critical", 1, 1 << 20),
     Setting("gateway", "hold", Kind.DURATION, "how long a request may wait for a worker", 1, 600),
+    Setting("gateway", "deadline", Kind.DURATION, "how long a request may wait for its turn behind others", 1, 3600),
     Setting("gateway", "language", Kind.TEXT, "language of the degraded hint", choices=("en", "zh")),
     Setting(
         "log",

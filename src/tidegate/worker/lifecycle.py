@@ -94,9 +94,12 @@ class Next:
 
 
 class Lifecycle:
-    """State, generation and what is to come next. ``message`` says why the last worker failed."""
+    """State, generation and what is to come next. ``message`` says why the last worker failed.
 
-    def __init__(self, *, load_timeout: float, generation: int = 0) -> None:
+    ``load_timeout`` is seconds; None for a worker that somebody else starts: it takes its time and its failures are
+    not ours to pace, so it is waited for, in ``starting``, without a timer and without a back-off."""
+
+    def __init__(self, *, load_timeout: float | None, generation: int = 0) -> None:
         self._load_timeout = load_timeout
         self._grace = 0.0
         self.state = WorkerState.PARKED
@@ -134,7 +137,7 @@ class Lifecycle:
             case WorkerState.PARKED:
                 self.generation, self.profile = generation, profile
                 self.state = WorkerState.STARTING
-                return [Arm("load_elapsed", self._load_timeout)]
+                return [] if self._load_timeout is None else [Arm("load_elapsed", self._load_timeout)]
             case _:
                 return []
 
@@ -158,7 +161,8 @@ class Lifecycle:
                 return self._fail(why)
             case WorkerState.READY:
                 assert self.profile is not None
-                if foreign_kill or (ready_for is not None and ready_for >= QUICK_S):
+                patient = self._load_timeout is None
+                if patient or foreign_kill or (ready_for is not None and ready_for >= QUICK_S):
                     self.message = why
                     self.failures = 0 if not foreign_kill else self.failures
                     return [Gone(generation), *self._spawn(self.profile)]
@@ -265,6 +269,8 @@ class Lifecycle:
         self.generation += 1
         self.profile = profile
         self.state = WorkerState.STARTING
+        if self._load_timeout is None:
+            return [Spawn(profile, self.generation), Disarm()]
         return [Spawn(profile, self.generation), Arm("load_elapsed", self._load_timeout)]
 
     def _stop(self, grace: float) -> list[Effect]:
@@ -276,6 +282,9 @@ class Lifecycle:
     def _fail(self, why: str) -> list[Effect]:
         self.failures += 1
         self.message = why
+        if self._load_timeout is None:
+            assert self.profile is not None
+            return self._spawn(self.profile)
         self.state = WorkerState.BACKOFF
         return [Arm("backoff_elapsed", backoff(self.failures))]
 

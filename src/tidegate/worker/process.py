@@ -12,6 +12,7 @@ from tidegate.engines.base import ALLOCATOR
 from tidegate.host import process as host_process
 from tidegate.host import syscalls
 from tidegate.host.cgroup_memory import is_populated
+from tidegate.worker.fence import lift_high, thaw
 
 #: Lines of the engine's last output that go into a failure's message.
 LAST_LINES = 12
@@ -100,6 +101,9 @@ class Child:
 
     def terminate(self) -> None:
         """SIGTERM to the whole process group: a shell around the engine would keep it for itself."""
+        if self.group:
+            thaw(self.group)
+            lift_high(self.group)
         self._signal_group(signal.SIGTERM)
 
     def kill(self) -> None:

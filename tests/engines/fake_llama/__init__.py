@@ -1,0 +1,1 @@
+"""The parts of the fake llama-server, fake_engine.py: standard library only, for ``python -I -S``."""
