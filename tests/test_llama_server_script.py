@@ -46,7 +46,9 @@ class Workshop:
         self.notes = directory / "notes"
         self.notes.touch()
         self.cache = directory / "cache" / "tidegate" / "llama-server"
-        self.binary = self.cache / PINNED[0] / "llama-server"
+        recipe = subprocess.run(["cksum"], input=SCRIPT.read_bytes(), capture_output=True, check=True).stdout.decode()
+        self.name = f"{PINNED[0]}-{recipe.split()[0]}"
+        self.binary = self.cache / self.name / "llama-server"
         tools = directory / "tools"
         tools.mkdir()
         for name, text in {"python3": PYTHON, "cmake": CMAKE, "make": "#!/bin/sh\n", "c++": "#!/bin/sh\n"}.items():
@@ -79,7 +81,7 @@ class Workshop:
         return sum(line.startswith("--build") for line in self.notes.read_text().splitlines())
 
     def left_behind(self) -> list[str]:
-        return [path.name for path in self.cache.iterdir() if path.name not in ("lock", PINNED[0])]
+        return [path.name for path in self.cache.iterdir() if path.name not in ("lock", self.name)]
 
 
 @pytest.fixture(name="workshop")
@@ -150,7 +152,7 @@ def test_two_at_once_build_one(workshop: Workshop, tmp_path: Path) -> None:
 def test_what_is_not_installed_is_named(workshop: Workshop, missing: str) -> None:
     (workshop.tools / missing).unlink()
     # Nothing of the machine's own but what the script's first lines need.
-    for name in ("sed", "dirname", "flock", "sh"):
+    for name in ("sed", "dirname", "flock", "sh", "cksum", "cut"):
         (workshop.tools / name).symlink_to(shutil.which(name) or name)
     code, _, err = workshop.run(PATH=str(workshop.tools))
     assert code == 3

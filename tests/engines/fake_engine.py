@@ -8,6 +8,7 @@ ignored) and these of its own:
     --fake-load-ms N          milliseconds after start during which every route answers 503 "Loading model"
     --fake-token-ms N         milliseconds between two tokens
     --fake-prefill-ms N       milliseconds before the first token (and before the answer's headers)
+    --fake-first-token N      an answer begins with this token instead of tok0
     --fake-head-first         the headers of a stream are sent as soon as it has a slot, as llama-server does
     --fake-ignore-term        SIGTERM does nothing, as a loaded llama-server often behaves
     --fake-leader-ends        the first thread ends; the others go on, and the process shows as a zombie
@@ -48,8 +49,9 @@ of them. N without a limit: the Nth and all after it.
     --fake-once               ... and a fault that happened there in a former process does not happen again
 
 A prompt's tokens are its whitespace-separated words plus one for each message; an answer is "tok0 tok1 tok2 ...", up
-to ``max_tokens`` (16 when unset). A closed *stream* is noticed before the next token, a closed plain request only at
-its end: llama-server does the same. ``GET /fake/stats`` counts what happened in this process.
+to ``max_tokens`` (16 when unset); a raw /completion goes on after the "tokN" that its prompt ends with. A closed
+*stream* is noticed before the next token, a closed plain request only at its end: llama-server does the same.
+``GET /fake/stats`` counts what happened in this process.
 """
 
 import ctypes

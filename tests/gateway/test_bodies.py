@@ -57,7 +57,7 @@ def test_a_wrong_chat_body_is_told_what_is_wrong(body: bytes, why: str) -> None:
     with pytest.raises(InvalidRequestError, match=re.escape(why)):
         completion = parse(body, chat=True)
         # What Python can read at this depth in one version it may refuse in another; then it must be passed on whole.
-        completion.upstream(None)
+        completion.upstream(None, 7)
         raise InvalidRequestError("nested too deeply")
 
 
@@ -72,7 +72,7 @@ def test_no_body_makes_another_error(body: bytes, is_chat: bool) -> None:
         return
     completion.weights()
     completion.fixed()
-    json.loads(completion.upstream(5))
+    json.loads(completion.upstream(5, 7))
 
 
 @pytest.mark.parametrize(
@@ -91,24 +91,31 @@ def test_no_body_makes_another_error(body: bytes, is_chat: bool) -> None:
 def test_the_bound_of_the_answer(body: dict[str, Any], asked: int | None, limit: int | None, sent: Any) -> None:
     completion = parse(json.dumps({"messages": [USER], **body}).encode(), chat=True)
     assert completion.max_tokens == asked
-    found = json.loads(completion.upstream(limit))
+    found = json.loads(completion.upstream(limit, 7))
     assert {key: value for key, value in found.items() if "max" in key} == sent
 
 
 def test_streams_keep_their_options_and_plain_answers_get_the_usage() -> None:
     options = {"include_usage": False}
     body = {"messages": [USER], "stream_options": options}
-    assert json.loads(parse(json.dumps({**body, "stream": True}).encode(), chat=True).upstream(None)) == {
+    assert json.loads(parse(json.dumps({**body, "stream": True}).encode(), chat=True).upstream(None, 7)) == {
         **body,
         "stream": True,
+        "seed": 7,
     }
-    plain = json.loads(parse(json.dumps(body).encode(), chat=True).upstream(None))
-    assert plain == {**body, "stream": True, "stream_options": {"include_usage": True}}
+    plain = json.loads(parse(json.dumps(body).encode(), chat=True).upstream(None, 7))
+    assert plain == {**body, "stream": True, "stream_options": {"include_usage": True}, "seed": 7}
+
+
+@pytest.mark.parametrize(("seed", "sent"), [(5, 5), (0, 0), (-1, 7), (None, 7), (True, 7)])
+def test_a_seed_is_recorded_where_the_client_set_none(seed: object, sent: int) -> None:
+    body = {"messages": [USER], "seed": seed}
+    assert json.loads(parse(json.dumps(body).encode(), chat=True).upstream(None, 7))["seed"] == sent
 
 
 def test_a_lone_surrogate_goes_on_as_it_came() -> None:
     body = b'{"messages":[{"role":"user","content":"\\ud800"}]}'
-    assert b"\\ud800" in parse(body, chat=True).upstream(None)
+    assert b"\\ud800" in parse(body, chat=True).upstream(None, 7)
 
 
 def test_images_are_weighed_apart() -> None:

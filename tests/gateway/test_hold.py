@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from typing import Any
 
 import pytest
 
@@ -91,33 +90,6 @@ def test_a_worker_that_is_still_loading_is_waited_for(stage: Scene) -> None:
     stage.engine(1, "--fake-load-ms", "600")
     stage.announce(1)
     assert stage.chat(max_tokens=2).content == tokens(2)
-
-
-@pytest.mark.parametrize("news", [{"state": "backoff"}, {"state": "starting", "generation": 2}])
-def test_a_request_that_kills_workers_alone_is_given_up(stage: Scene, news: dict[str, Any]) -> None:
-    stage.start(1, "--fake-crash-word", "poison")
-    job = Background(lambda: stage.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "poison"}]}))
-    until(lambda: stage.engines[1].events("crash"))
-    stage.tell(gate="hold", worker={"url": "", **news})
-    stage.engine(2, "--fake-crash-word", "poison")
-    stage.announce(2)
-    reply = job.result()
-    assert reply.status == 503
-    assert reply.error["code"] == "worker_crashed"
-    assert "died 2 times" in reply.error["message"]
-    assert reply.headers["x-should-retry"] == "false"
-
-
-@pytest.mark.parametrize("news", [{"state": "backoff"}, {"state": "starting", "generation": 2}])
-def test_the_news_of_a_death_may_come_before_the_broken_connection(stage: Scene, news: dict[str, Any]) -> None:
-    # A stopped process keeps its connections: only the guard's word tells.
-    job = Background(lambda: stage.chat(max_tokens=2))
-    for generation in (1, 2):
-        stage.engine(generation, "--fake-prefill-ms", "60000")
-        stage.announce(generation)
-        wait_tokens(stage, generation, 1)
-        stage.tell(gate="hold", worker={"url": "", **news, **({"generation": 3} if generation == 2 else {})})
-    assert job.result().error["code"] == "worker_crashed"
 
 
 def test_drain_lets_answers_end_and_says_when(stage: Scene) -> None:
@@ -214,25 +186,6 @@ def test_a_stream_without_content_is_begun_again_unseen(stage: Scene) -> None:
     body = job.result()
     assert content_of(body) == tokens(4)
     assert body.count(b'"role"') == 1
-
-
-def test_a_cut_stream_ends_with_an_error(stage: Scene) -> None:
-    stage.start(1, "--fake-token-ms", "10", "--fake-crash-at", "1", "--fake-crash-tokens", "5")
-    body = stage.stream(body=chat(stream=True, max_tokens=40)).rest()
-    assert content_of(body) == tokens(5)
-    *_, error, done, rest = body.split(b"\n\n")
-    assert json.loads(error[6:])["error"]["type"] == "server_error"
-    assert (done, rest) == (b"data: [DONE]", b"")
-
-
-def test_a_begun_stream_ends_with_an_error_on_hold(stage: Scene) -> None:
-    stage.start(1, "--fake-token-ms", "20")
-    stream = stage.stream(body=chat(stream=True, max_tokens=400))
-    stream.read_until(b"tok3")
-    stage.tell(gate="hold", worker={"state": "stopping"})
-    body = stream.rest()
-    assert b'"code":"worker_lost"' in body
-    assert body.endswith(b"data: [DONE]\n\n")
 
 
 def test_a_held_stream_hears_comments_and_then_its_answer(stage: Scene) -> None:

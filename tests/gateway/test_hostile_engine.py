@@ -91,11 +91,18 @@ def test_a_chunk_that_cannot_be_read(stage: Scene, event: bytes) -> None:
     assert plain.error["message"].startswith("cannot read the engine's stream: ")
 
 
-@pytest.mark.parametrize("before", [b"", WORD])
-def test_a_stream_with_it_goes_through_as_it_is(stage: Scene, before: bytes) -> None:
-    said = before + DEEP + LAST
-    reply = ask(stage, STREAM + b"\r\n" + said, stream=True)
-    assert (reply.status, reply.body) == (200, said)
+def test_a_stream_that_begins_with_it_is_an_error(stage: Scene) -> None:
+    reply = ask(stage, STREAM + b"\r\n" + DEEP + LAST, stream=True)
+    assert (reply.status, reply.error["message"][:31]) == (502, "cannot read the engine's stream")
+
+
+def test_a_begun_stream_ends_with_an_error_there(stage: Scene) -> None:
+    reply = ask(stage, STREAM + b"\r\n" + WORD + DEEP + LAST, stream=True)
+    assert reply.status == 200
+    assert content_of(reply.body) == "hi"
+    *_, error, done, rest = reply.body.split(b"\n\n")
+    assert json.loads(error[6:])["error"]["message"].startswith("cannot read the engine's stream: ")
+    assert (done, rest) == (b"data: [DONE]", b"")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,4 +1,4 @@
-"""Cutting, relaying and assembling streams, without any I/O."""
+"""Cutting and assembling streams, without any I/O."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.gateway.answer import read_chunk
 from tidegate.gateway.assemble import Assembler, EngineError
-from tidegate.gateway.relay import Relay
 from tidegate.gateway.sse import DONE, MOST_EVENT_BYTES, Splitter, comment, data_event
 
 
@@ -58,91 +58,14 @@ def test_our_own_events() -> None:
     assert Splitter().feed(comment("tidegate") + DONE) == [b"[DONE]"]
 
 
-# -- relaying -----------------------------------------------------------------------------------------------------
-
-
-def test_nothing_goes_out_before_there_is_content() -> None:
-    relay = Relay()
-    assert relay.feed(ROLE) == b""
-    assert relay.content is False
-    assert relay.feed(WORD) == ROLE + WORD
-    assert relay.feed(LAST) == LAST
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        chunk({"tool_calls": [{"index": 0, "function": {"name": "f"}}]}),
-        chunk({"reasoning_content": "hm"}),
-        chunk(reason="length"),
-        b'{"choices":[{"index":0,"text":"x","finish_reason":null}]}',
-        b'{"type":"something else"}',
-        b"no json",
-    ],
-)
-def test_what_counts_as_content(data: bytes) -> None:
-    relay = Relay()
-    relay.feed(event(data))
-    assert relay.content
-
-
-def test_progress_of_the_prefill_goes_out_but_is_no_content() -> None:
-    relay = Relay()
-    progress = event(json.dumps({"choices": [], "prompt_progress": {"total": 9, "processed": 3}}).encode())
-    assert relay.feed(ROLE + progress) == ROLE + progress
-    assert not relay.content
-    assert relay.feed(WORD) == WORD
-
-
-@given(st.lists(st.integers(1, 60), max_size=40))
-def test_the_bytes_stay_as_they_were(cuts: list[int]) -> None:
-    whole = ROLE + WORD * 3 + LAST + DONE
-    relay, out, start = Relay(), b"", 0
-    for cut in cuts:
-        out += relay.feed(whole[start : start + cut])
-        start += cut
-    out += relay.feed(whole[start:])
-    assert out == whole
-    assert relay.done
-    assert relay.error is None
-    assert relay.closing() == {"finish_reason": "stop"}
-
-
-@given(st.integers(1, 200), st.booleans())
-def test_an_error_in_the_stream_is_taken_out(cut: int, begun: bool) -> None:
-    whole = (ROLE + WORD if begun else b"") + event(b'{"error":{"code":500,"message":"full","type":"server_error"}}')
-    relay = Relay()
-    out = relay.feed(whole[:cut]) + relay.feed(whole[cut:])
-    assert relay.error == {"code": 500, "message": "full", "type": "server_error"}
-    assert out == (ROLE + WORD if begun else b"")
-    assert not relay.done
-
-
-def test_text_that_looks_like_an_error_is_text() -> None:
-    relay = Relay()
-    word = event(chunk({"content": 'data: {"error"'}))
-    assert relay.feed(WORD + word) == WORD + word
-    assert relay.error is None
-
-
-def test_figures_at_the_end() -> None:
-    relay = Relay()
-    last = json.dumps({"choices": [], "usage": {"prompt_tokens": 7}, "timings": {"prompt_n": 3, "cache_n": 4}}).encode()
-    relay.feed(WORD + LAST + event(last) + DONE)
-    assert relay.closing() == {
-        "usage": {"prompt_tokens": 7},
-        "timings": {"prompt_n": 3, "cache_n": 4},
-        "finish_reason": "stop",
-    }
-
-
 # -- assembling ---------------------------------------------------------------------------------------------------
 
 
 def assembled(*events: bytes, is_chat: bool = True) -> Any:
     assembler = Assembler(chat=is_chat)
     for data in events:
-        assembler.feed(data)
+        if (read := read_chunk(data)) is not None:
+            assembler.add(read)
     return assembler.whole()
 
 
@@ -154,7 +77,7 @@ def test_texts_are_joined_and_the_top_is_kept() -> None:
         chunk({"content": "he"}),
         chunk({"content": "llo"}),
         chunk(reason="stop"),
-        b"[DONE]",
+        b"null",
     )
     assert whole == {
         "choices": [
@@ -230,7 +153,8 @@ def test_an_error_event_is_raised() -> None:
 def test_no_chunk_breaks_the_assembler(value: Any) -> None:
     assembler = Assembler(chat=True)
     try:
-        assembler.feed(json.dumps(value).encode())
+        if (read := read_chunk(json.dumps(value).encode())) is not None:
+            assembler.add(read)
     except (ValueError, EngineError):
         return
     json.dumps(assembler.whole())

@@ -17,6 +17,7 @@ from tidegate.gateway.front import REQUESTS, Front
 from tidegate.gateway.headers import plain_path, request_headers
 from tidegate.gateway.models import Models
 from tidegate.gateway.passthrough import PassJob, generates, wants_stream
+from tidegate.gateway.voice import OpenAIVoice
 
 log = logging.getLogger(__name__)
 
@@ -140,8 +141,9 @@ class Desk:
             raise RefusedError(errors.invalid(error.message, error.param)) from None
         target = request.raw_path if path.startswith("/v1/") else "/v1" + request.raw_path
         passed = request_headers(request.headers.items(), readable=True)
-        job = CompletionJob(self._front, completion, target, passed)
-        return await Carrier(self._front, Client(request, stream=completion.stream), job).run()
+        voice = OpenAIVoice()
+        job = CompletionJob(self._front, completion, target, passed, voice)
+        return await Carrier(self._front, Client(request, stream=completion.stream, voice=voice), job).run()
 
     async def _pass(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
         counted = generates(request.method, path)

@@ -6,14 +6,13 @@ that asked for a plain answer gets it from here. Key by key it equals what llama
 
 from __future__ import annotations
 
-import json
 from typing import TypeAlias
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 Object: TypeAlias = dict[str, Json]
 
 #: Keys of a chunk that describe the stream and not the answer.
-_CHUNK_ONLY = frozenset({"choices", "object", "usage", "timings", "prompt_progress"})
+CHUNK_ONLY = frozenset({"choices", "object", "usage", "timings", "prompt_progress"})
 #: Message texts that arrive in pieces. ``content`` is always there in an answer, the others only when they came.
 _TEXTS = ("reasoning_content", "content", "refusal")
 
@@ -27,39 +26,19 @@ class EngineError(Exception):
 
 
 class Assembler:
-    """Takes the data of a stream's events; :meth:`whole` is the answer once :attr:`done` is True."""
+    """Takes a stream's chunks; :meth:`whole` is the answer once they have all come."""
 
     def __init__(self, *, chat: bool) -> None:
         self.chat = chat
-        self.done = False
         self.usage: Object | None = None
         self.timings: Object | None = None
         self._top: Object = {}
         self._choices: dict[int, _Choice] = {}
 
-    def feed(self, data: bytes) -> None:
-        """Take one event.
-
-        Raises:
-            ValueError: not a chunk of a completion.
-            EngineError: the engine reports an error in place of a chunk.
-        """
-        if data.strip() == b"[DONE]":
-            self.done = True
-            return
-        try:
-            chunk = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"cannot read the engine's stream: {error}") from None
-        if chunk is None:
-            # b11434 puts a `data: null` between the answers to several prompts.
-            return
-        if not isinstance(chunk, dict):
-            raise ValueError("cannot read the engine's stream: a chunk is no object")
-        if "error" in chunk:
-            raise EngineError(chunk["error"])
+    def add(self, chunk: Object) -> None:
+        """Take one chunk."""
         for key, value in chunk.items():
-            if key not in _CHUNK_ONLY:
+            if key not in CHUNK_ONLY:
                 self._top.setdefault(key, value)
         if isinstance(usage := chunk.get("usage"), dict):
             self.usage = usage
@@ -69,11 +48,6 @@ class Assembler:
         for part in choices if isinstance(choices, list) else []:
             if isinstance(part, dict) and isinstance(index := part.get("index", 0), int):
                 self._choices.setdefault(index, _Choice(index)).add(part, chat=self.chat)
-
-    @property
-    def finished(self) -> bool:
-        """Every choice that began has a finish reason."""
-        return bool(self._choices) and all(choice.reason is not None for choice in self._choices.values())
 
     def whole(self) -> Object:
         """The answer as one object."""

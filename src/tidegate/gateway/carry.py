@@ -14,11 +14,11 @@ from typing import Protocol, TypeAlias
 import aiohttp
 from aiohttp import web
 
-from tidegate.gateway import errors, sse
+from tidegate.gateway import errors
 from tidegate.gateway.assemble import Json
 from tidegate.gateway.client import Client, ClientGoneError
 from tidegate.gateway.errors import Refusal
-from tidegate.gateway.flight import Flight, Loss, Next, Stage
+from tidegate.gateway.flight import Flight, Loss, Next, Stage, Verdict, judge
 from tidegate.gateway.front import DEATHS, DEGRADED, REQUESTS, RETRY_LEVEL_S, Front
 from tidegate.gateway.queue import LineFullError
 from tidegate.gateway.upstream import Upstream
@@ -60,9 +60,15 @@ class Job(Protocol):
     #: Prompt tokens, as well as they are known.
     tokens: int
     body: bytes
+    #: An answer that has begun can go on with another worker.
+    resumable: bool
     #: How many messages were left out, and whether the answer's length was cut.
     dropped: int
     capped: bool
+
+    @property
+    def fingerprint(self) -> bytes:
+        """What makes it the same request when it comes again."""
 
     def headers(self) -> dict[str, str]:
         """The headers for the engine."""
@@ -94,13 +100,19 @@ class Carrier:
         self.client = client
         self.job = job
         self.flight = Flight()
+        #: This attempt has passed something on.
         self._passed_on = False
+        self._generation = -1
         self._comment_at = front.loop.time() + COMMENT_S
         self._held_since: float | None = None
         self._turn_by = front.loop.time() + front.settings.gateway.deadline
 
     async def run(self) -> web.StreamResponse:
         """The whole life of the request; returns what aiohttp is to send or has sent."""
+        kept = self._kept_away()
+        if kept is not None:
+            self.front.counters.add(REQUESTS, outcome=kept.outcome)
+            return await self._refuse(kept)
         try:
             waiter = self.front.line.enter(self._ready_at, counted=self.job.counted)
         except LineFullError:
@@ -137,6 +149,14 @@ class Carrier:
             self.front.line.leave(waiter)
             self._record()
 
+    def _kept_away(self) -> Refusal | None:
+        front = self.front
+        if not len(front.quarantine):
+            return None
+        profile = front.station.state.worker.profile
+        seconds = front.quarantine.holds(self.job.fingerprint, profile, front.loop.time())
+        return errors.quarantined(profile=profile, seconds=seconds) if seconds else None
+
     # -- waiting ------------------------------------------------------------------------------------------------
 
     async def _count(self) -> None:
@@ -151,7 +171,7 @@ class Carrier:
         waiter, loop = self._waiter, self.front.loop
         while True:
             now = loop.time()
-            refusal = self._refusal(now)
+            refusal = self._judged() or self._refusal(now)
             if refusal is not None:
                 return await self._refuse(refusal)
             if 0.0 < self._ready_at() <= now:
@@ -161,6 +181,18 @@ class Carrier:
                 return None
             await waiter.pause(self._next_look(now) - now)
             await self._comment()
+
+    def _judged(self) -> Refusal | None:
+        """The end of a request that workers die of; a suspect is sent alone."""
+        front = self.front
+        verdict = judge(self.flight.deaths, front.station.causes, front.station.state.worker.generation)
+        if verdict is Verdict.GUILTY:
+            message = front.station.state.worker.message
+            front.quarantine.add(self.job.fingerprint, front.station.state.worker.profile, front.loop.time())
+            return errors.crashed(times=len(self.flight.deaths), message=message)
+        if verdict is Verdict.SUSPECT and not self._waiter.alone:
+            front.line.isolate(self._waiter)
+        return None
 
     def _refusal(self, now: float) -> Refusal | None:
         """Why the request cannot go on waiting, if so."""
@@ -212,6 +244,7 @@ class Carrier:
         """Send it once. None: it goes back into the line."""
         station, pool, job = self.front.station, self.front.pool, self.job
         upstream, epoch = pool.current(), station.epoch
+        self._passed_on, self._generation = False, upstream.generation
         refusal = await job.shape(upstream, admitted=self.flight.sends > 0)
         if refusal is not None:
             return await self._refuse(refusal)
@@ -260,7 +293,7 @@ class Carrier:
 
     async def _exchange(self, upstream: Upstream) -> Result:
         """The attempt itself, as a task of its own so that it can be broken off at once."""
-        job = self.job
+        job, begun = self.job, self.front.loop.time()
         try:
             response = await upstream.request(job.method, job.target, job.headers(), job.body)
             try:
@@ -270,28 +303,30 @@ class Carrier:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
             return Loss.UNREACHABLE
         except (aiohttp.ClientError, OSError, TimeoutError):
-            alone = upstream.alone_at_death(self.front.loop.time())
+            loss = upstream.broke(self.front.loop.time(), begun)
             # The guard's word may have come in the same turn of the loop; let it be heard first.
             await asyncio.sleep(0)
-            if self.front.station.ordered_generation == upstream.generation:
-                return Loss.ORDERED
-            return Loss.DIED_ALONE if alone else Loss.DIED
+            return Loss.ORDERED if self.front.station.ordered_generation == upstream.generation else loss
 
     async def _lost(self, loss: Loss, epoch: int) -> web.StreamResponse | None:
         self.front.counters.add(DEATHS, how=loss.value)
         if loss is Loss.UNREACHABLE and epoch == self.front.station.epoch:
             self.front.unreachable()
-        then = self.flight.lost(loss, epoch=epoch, now=self.front.loop.time())
-        message = self.front.station.state.worker.message
+        loop = self.front.loop
+        then = self.flight.lost(
+            loss, generation=self._generation, epoch=epoch, now=loop.time(), resumable=self.job.resumable
+        )
         log.info("a request lost its worker (%s): %s", loss, then)
-        if then is Next.CRASHED:
-            return await self._refuse(errors.crashed(times=self.flight.deaths, message=message))
         if then is Next.CUT:
             if not self.client.stream:
                 self.client.outcome = "cut"
                 self.client.break_off()
                 raise ClientGoneError
-            return await self._refuse(errors.cut(message))
+            return await self._refuse(errors.cut(self.front.station.state.worker.message))
+        self._passed_on = False
+        self._comment_at = loop.time() + COMMENT_S
+        # It had its turn already: what it waits for now is a worker.
+        self._turn_by = max(self._turn_by, loop.time() + self.front.settings.gateway.hold)
         return None
 
     # -- answering ----------------------------------------------------------------------------------------------
@@ -320,7 +355,7 @@ class Carrier:
                 await self.client.begin(status, {**headers, **self.head()})
             elif degraded := self._degraded():
                 # The head went out while it waited, so this is the only place left to say it.
-                await self.client.write(sse.comment(f"tidegate: degraded {', '.join(degraded)}"))
+                await self.client.note(f"tidegate: degraded {', '.join(degraded)}")
         if data:
             await self.client.write(data)
 

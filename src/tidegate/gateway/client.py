@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
+from tidegate.gateway import sse
 from tidegate.gateway.errors import Refusal, Surface
-from tidegate.gateway.sse import WAITING
+from tidegate.gateway.voice import OpenAIVoice, Voice
 
 JSON_TYPE = "application/json; charset=utf-8"
 
@@ -27,10 +28,13 @@ class ClientGoneError(Exception):
 class Client:
     """``stream`` says that comments may be sent to it while it waits."""
 
-    def __init__(self, request: web.BaseRequest, *, stream: bool, surface: Surface = Surface.OPENAI) -> None:
+    def __init__(
+        self, request: web.BaseRequest, *, stream: bool, voice: Voice | None = None, surface: Surface = Surface.OPENAI
+    ) -> None:
         self.request = request
         self.stream = stream
-        self.surface = surface
+        self.surface = surface if voice is None else voice.surface
+        self._voice = OpenAIVoice() if voice is None else voice
         #: What the answer came to, for the metrics.
         self.outcome = ""
         self._response: web.StreamResponse | None = None
@@ -60,8 +64,13 @@ class Client:
     async def comment(self, headers: Mapping[str, str]) -> None:
         """Show a waiting stream client that we live: the head at first, then comments."""
         if not self.begun:
-            await self.begin(200, {**stream_headers(), **headers})
-        await self.write(WAITING)
+            await self.begin(200, {**stream_headers(self._voice.stream_type), **headers})
+        await self.write(self._voice.waiting())
+
+    async def note(self, text: str) -> None:
+        """A line for whoever reads the stream itself, where the API has a place for one."""
+        if self._voice.stream_type == sse.STREAM_TYPE:
+            await self.write(sse.comment(text))
 
     async def finish(self) -> web.StreamResponse:
         """The streamed answer is complete."""
@@ -94,10 +103,10 @@ class Client:
             self.request.transport.abort()
 
 
-def stream_headers() -> dict[str, str]:
-    """The head of an event stream; proxies are told not to collect it."""
+def stream_headers(stream_type: str = sse.STREAM_TYPE) -> dict[str, str]:
+    """The head of a stream; proxies are told not to collect it."""
     return {
-        "Content-Type": "text/event-stream",
+        "Content-Type": stream_type,
         "Cache-Control": "no-cache",
         "X-Accel-Buffering": "no",
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import random
 
 import aiohttp
 from aiohttp import web
 
-from tidegate.gateway import errors, tokens
-from tidegate.gateway.assemble import Assembler, EngineError, Json, Object
+from tidegate.gateway import errors, onward, openai, tokens
+from tidegate.gateway.answer import Answer, DiffersError
+from tidegate.gateway.assemble import EngineError, Json, Object
 from tidegate.gateway.carry import Carrier, EngineSaid, Finished, Result
 from tidegate.gateway.client import JSON_TYPE, stream_headers
 from tidegate.gateway.errors import Refusal
@@ -17,10 +19,11 @@ from tidegate.gateway.flight import Loss
 from tidegate.gateway.front import RETRY_LEVEL_S, TOKENS, Front
 from tidegate.gateway.headers import response_headers
 from tidegate.gateway.openai import PART_TOKENS, Completion, Weight
-from tidegate.gateway.relay import Relay
-from tidegate.gateway.sse import DONE, Splitter
+from tidegate.gateway.quarantine import fingerprint
+from tidegate.gateway.sse import STREAM_TYPE
 from tidegate.gateway.tokens import START_RATIO
 from tidegate.gateway.upstream import Upstream
+from tidegate.gateway.voice import Voice
 from tidegate.policy.admission import Action, Ask, Decision, Why, admit, fits_surely
 from tidegate.policy.trim import Piece, trim
 
@@ -33,7 +36,10 @@ _MOST_RESHAPES = 2
 #: An engine's error is a few hundred bytes.
 _MOST_ERROR_BYTES = 1 << 20
 
-_STREAM_TYPE = "text/event-stream"
+_DIFFERS = (
+    "cannot finish the answer: the worker was changed or died in the middle of it, and what the next one answers "
+    "begins in another way. Send it again."
+)
 _ANSWER_HEADERS = ("access-control-allow-origin", "access-control-allow-credentials")
 
 
@@ -42,9 +48,10 @@ class CompletionJob:
 
     method = "POST"
     counted = True
+    resumable = True
 
-    def __init__(self, front: Front, completion: Completion, target: str, passed: dict[str, str]) -> None:
-        self.target = target
+    def __init__(self, front: Front, completion: Completion, target: str, passed: dict[str, str], voice: Voice) -> None:
+        self.target = self._target = target
         self.body = b""
         self.dropped = 0
         self.capped = False
@@ -57,10 +64,21 @@ class CompletionJob:
         self._can_trim = bool(trim([Piece(role, 1) for role in self._roles], 0).dropped)
         self._counted: dict[str, int] = {}
         self._reshapes = 0
+        self._voice = voice
+        self._answer = Answer(chat=completion.chat, voice=voice if completion.stream else None)
+        #: Where the client set none: so that an answer that is begun again has a chance to be the same.
+        self._seed = completion.seed if completion.seed is not None else random.getrandbits(31)
+        #: Tokens that the whole answer may have, from when it was first sent; None: as the engine has it.
+        self._limit: int | None = None
         self.tokens = front.ratios.estimate(front.model_key(), self._weight)
 
     def headers(self) -> dict[str, str]:
         return self._headers
+
+    @property
+    def fingerprint(self) -> bytes:
+        body = self._completion.body
+        return fingerprint(*(openai.encode(body[key]) for key in ("messages", "prompt", "tools") if key in body))
 
     @property
     def _param(self) -> str:
@@ -107,9 +125,28 @@ class CompletionJob:
         if decision.action is Action.REFUSE:
             return self._refusal(decision)
         self.tokens = ask.prompt_tokens
-        self.capped = decision.capped
-        self.body = completion.upstream(decision.max_tokens)
+        text = self._answer.plain_text if self._answer.content and onward.possible(self._completion) else None
+        if text is not None and await self._go_on(upstream, completion, text, decision.max_tokens):
+            return None
+        self._answer.restart()
+        self.target = self._target
+        self.capped, self._limit = decision.capped, decision.max_tokens
+        self.body = completion.upstream(decision.max_tokens, self._seed)
         return None
+
+    async def _go_on(self, upstream: Upstream, completion: Completion, text: str, room: int | None) -> bool:
+        """Ask for what follows ``text``, in ``room`` tokens at most; whether the engine can be asked so."""
+        told = self._answer.tokens
+        most = [told + room] if room is not None else []
+        most += [self._limit] if self._limit is not None else []
+        limit = min(most, default=None)
+        rest = await onward.ask(upstream, completion, text, limit=limit, seed=self._seed, headers=self._headers)
+        if rest is None:
+            return False
+        usage = not self._completion.stream or self._completion.wants_usage
+        self._answer.go_on(prompt_tokens=rest.prompt_tokens, told_tokens=rest.told_tokens, usage=usage)
+        self.target, self.body = onward.TARGET, rest.body
+        return True
 
     def _ask(self, *, admitted: bool) -> Ask:
         model = self._front.model_key()
@@ -119,6 +156,7 @@ class CompletionJob:
             cost = self._front.ratios.estimate(model, self._weight)
             if not self._weight.parts:
                 cost = min(cost, self._weight.size + _TEMPLATE_TOKENS)
+        cost += self._answer.tokens
         return Ask(cost, counted is not None, self._can_trim, self._completion.max_tokens, admitted)
 
     async def _trimmed(self, upstream: Upstream, cost: int, limit: int) -> tuple[Completion, int, bool]:
@@ -188,58 +226,45 @@ class CompletionJob:
     async def take(self, response: aiohttp.ClientResponse, carrier: Carrier) -> Result:
         if response.status != 200:
             return await engine_error(response)
-        if response.content_type != _STREAM_TYPE:
-            return EngineSaid(
-                502, f"cannot read the engine's answer: it is {response.content_type}, not {_STREAM_TYPE}"
-            )
+        if response.content_type != STREAM_TYPE:
+            return EngineSaid(502, f"cannot read the engine's answer: it is {response.content_type}, not {STREAM_TYPE}")
         passed = {
             name: value
             for name, value in response_headers(response.headers.items()).items()
             if name.lower() in _ANSWER_HEADERS
         }
         try:
-            if self._completion.stream:
-                return await self._relay(response, carrier, passed)
-            return await self._assemble(response, carrier, passed)
+            return await self._take(response, carrier, passed)
         except EngineError as error:
             return EngineSaid(_status_of(error.body), error.body)
+        except DiffersError:
+            return EngineSaid(503, {"message": _DIFFERS, "type": "server_error", "code": "worker_lost"})
         except ValueError as error:
             return EngineSaid(502, {"message": str(error), "type": "server_error"})
 
-    async def _relay(self, response: aiohttp.ClientResponse, carrier: Carrier, passed: dict[str, str]) -> Result:
-        relay = Relay()
-        headers = {**stream_headers(), **passed}
+    async def _take(self, response: aiohttp.ClientResponse, carrier: Carrier, passed: dict[str, str]) -> Result:
+        answer = self._answer
+        headers = {**stream_headers(self._voice.stream_type), **passed}
         try:
             async for data in response.content.iter_any():
-                out = relay.feed(data)
+                out = answer.feed(data)
                 if out:
-                    await carrier.pass_on(out, status=200, headers=headers, content=relay.content)
+                    await carrier.pass_on(out, status=200, headers=headers, content=answer.content)
+                answer.check()
+                if answer.done:
+                    break
         except (aiohttp.ClientError, OSError):
-            if not relay.done:
+            if not answer.finished:
                 raise
-        if relay.error is not None:
-            raise EngineError(relay.error)
-        closing = relay.closing()
-        if not relay.done:
-            if "finish_reason" not in closing:
-                raise aiohttp.ClientPayloadError("the stream ended early")
-            await carrier.pass_on(DONE, status=200, headers=headers)
-        self._learn(closing.get("usage"), closing.get("timings"))
-        return Finished()
-
-    async def _assemble(self, response: aiohttp.ClientResponse, carrier: Carrier, passed: dict[str, str]) -> Result:
-        assembler, splitter = Assembler(chat=self._completion.chat), Splitter()
-        async for data in response.content.iter_any():
-            for event in splitter.feed(data):
-                assembler.feed(event)
-            if assembler.done:
-                break
-        if not assembler.done and not assembler.finished:
+        if not answer.finished and not answer.done:
             raise aiohttp.ClientPayloadError("the stream ended early")
-        self._learn(assembler.usage, assembler.timings)
-        body = json.dumps(assembler.whole(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-        headers = {**passed, **carrier.head(), "Content-Type": JSON_TYPE}
-        return Finished(web.Response(body=body, headers=headers))
+        self._learn(answer.usage, answer.timings)
+        if self._completion.stream:
+            await carrier.pass_on(answer.closing(), status=200, headers=headers)
+            return Finished()
+        whole = self._voice.whole(answer.whole())
+        body = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        return Finished(web.Response(body=body, headers={**passed, **carrier.head(), "Content-Type": JSON_TYPE}))
 
     def _learn(self, usage: Json, timings: Json) -> None:
         """Take the engine's own figures from the end of an answer."""

@@ -186,6 +186,19 @@ def crashed(*, times: int, message: str) -> Refusal:
     )
 
 
+def quarantined(*, profile: str, seconds: float) -> Refusal:
+    """The request ended workers before, and is not tried again for a while."""
+    return Refusal(
+        503,
+        f"cannot answer: this request ended the worker several times, alone at last, so it is not tried again with the "
+        f"profile {profile!r} for {seconds / 60:.0f} min. Change it, or report a bug of the engine.",
+        "server_error",
+        "worker_crashed",
+        outcome="refused_quarantine",
+        headers={"x-should-retry": "false"},
+    )
+
+
 def cut(message: str) -> Refusal:
     """The worker went away in the middle of an answer that the client has part of."""
     why = f" ({message})" if message else ""

@@ -5,8 +5,7 @@
 | ``sent`` | sent | - | - | - |
 | ``content`` | - | answering | answering | - |
 | ``finished`` | - | done | done | - |
-| ``lost`` (ordered, unreachable, loading) | - | waiting | done: CUT | - |
-| ``lost`` (died) | - | waiting, or done: CRASHED | done: CUT | - |
+| ``lost`` | - | waiting | waiting, or done: CUT | - |
 | ``retracted`` | - | waiting | - | - |
 | ``ended`` | done | done | done | done |
 
@@ -15,12 +14,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
-#: Deaths of a worker *by itself* that a request survives. One that was alone in flight may be the cause, so it is sent
-#: again once only; with others around it is innocent more often than not.
-MOST_DEATHS = 2
-MOST_DEATHS_ALONE = 1
+#: Deaths of a worker that make a request a suspect: it is sent again alone, so that the next death tells.
+SUSPECT_DEATHS = 2
 
 #: A generation that just failed is not tried again for this long, in seconds, unless the guard announces it anew.
 FAILED_S = 1.0
@@ -29,7 +28,8 @@ LOADING_S = 0.1
 
 
 class Stage(StrEnum):
-    """Where the request is. Nothing that matters has reached the client before ``ANSWERING``."""
+    """Where the request is. In ``ANSWERING`` something that matters comes to the client; it may be ``WAITING`` again
+    with a part of its answer."""
 
     WAITING = "waiting"
     SENT = "sent"
@@ -47,12 +47,50 @@ class Loss(StrEnum):
     DIED_ALONE = "died_alone"  # the connection broke, this was the only one
 
 
+class Cause(StrEnum):
+    """How a worker ended by itself, as the guard saw it."""
+
+    CRASHED = "crashed"  # by a signal of its own or an exit
+    OOM = "oom"  # the kernel's OOM killer
+    KILLED = "killed"  # somebody's SIGKILL: no request is to blame
+    UNKNOWN = "unknown"
+
+
+class Verdict(StrEnum):
+    """Whether a request is what its workers died of."""
+
+    INNOCENT = "innocent"
+    SUSPECT = "suspect"  # to be sent alone
+    GUILTY = "guilty"  # not to be sent again
+
+
+@dataclass(frozen=True)
+class Death:
+    """A worker's end while the request was in flight; ``alone``: nothing else was."""
+
+    generation: int
+    alone: bool
+
+
+def judge(deaths: Sequence[Death], causes: Mapping[int, Cause], generation: int) -> Verdict:
+    """What ``deaths`` say, with what the guard told of the generations. ``generation`` is the newest one: a death that
+    the guard has not explained while it is still of that generation does not count yet."""
+    counted = [
+        death
+        for index, death in enumerate(deaths)
+        if causes.get(death.generation, Cause.UNKNOWN) is not Cause.KILLED
+        and (death.generation in causes or death.generation != generation or index < len(deaths) - 1)
+    ]
+    if len(counted) < SUSPECT_DEATHS:
+        return Verdict.INNOCENT
+    return Verdict.GUILTY if counted[-1].alone else Verdict.SUSPECT
+
+
 class Next(StrEnum):
     """What follows a loss."""
 
-    AGAIN = "again"  # wait for a worker and send again
-    CRASHED = "crashed"  # give up: the request seems to kill workers
-    CUT = "cut"  # the client has part of the answer: end it with an error
+    AGAIN = "again"  # wait for a worker and go on
+    CUT = "cut"  # the client has part of an answer that cannot be continued
 
 
 class Flight:
@@ -61,8 +99,7 @@ class Flight:
     def __init__(self) -> None:
         self.stage = Stage.WAITING
         self.sends = 0
-        self.deaths = 0
-        self.deaths_alone = 0
+        self.deaths: list[Death] = []
         self._failed_epoch = -1
         self._not_before = 0.0
 
@@ -96,23 +133,20 @@ class Flight:
         """Refused, expired, or the client has gone."""
         self.stage = Stage.DONE
 
-    def lost(self, loss: Loss, *, epoch: int, now: float) -> Next:
-        """The attempt broke off: what now?"""
+    def lost(self, loss: Loss, *, generation: int, epoch: int, now: float, resumable: bool) -> Next:
+        """The attempt at ``generation`` broke off. ``resumable``: an answer that has begun can go on elsewhere."""
         if loss in (Loss.UNREACHABLE, Loss.LOADING):
             # No worker has worked on it.
             self.sends -= 1
         elif loss is not Loss.ORDERED:
-            self.deaths += 1
-            self.deaths_alone += loss is Loss.DIED_ALONE
-        again = self.deaths <= MOST_DEATHS and self.deaths_alone <= MOST_DEATHS_ALONE
-        was = self.stage
-        self._move("lost", {Stage.SENT: Stage.WAITING if again else Stage.DONE, Stage.ANSWERING: Stage.DONE})
-        if was is Stage.ANSWERING:
-            return Next.CUT
+            self.deaths.append(Death(generation, loss is Loss.DIED_ALONE))
+        cut = self.stage is Stage.ANSWERING and not resumable
+        after = Stage.DONE if cut else Stage.WAITING
+        self._move("lost", {Stage.SENT: after, Stage.ANSWERING: after})
         if loss is not Loss.ORDERED:
             self._failed_epoch = epoch
             self._not_before = now + (LOADING_S if loss is Loss.LOADING else FAILED_S)
-        return Next.AGAIN if again else Next.CRASHED
+        return Next.CUT if cut else Next.AGAIN
 
     def _move(self, event: str, table: dict[Stage, Stage]) -> None:
         if self.stage not in table:

@@ -11,6 +11,7 @@ from tidegate.gateway.assemble import Object
 from tidegate.gateway.errors import retry_after
 from tidegate.gateway.flight import FAILED_S, Loss
 from tidegate.gateway.link import Link
+from tidegate.gateway.quarantine import Quarantine
 from tidegate.gateway.queue import Line
 from tidegate.gateway.state import GuardState, Station
 from tidegate.gateway.tokens import Ratios
@@ -42,6 +43,7 @@ class Front:
         self.loop = asyncio.get_running_loop()
         self.station = Station()
         self.ratios = Ratios()
+        self.quarantine = Quarantine()
         self.counters = Counters()
         self.counters.start(DEGRADED, "how", DEGRADATIONS)
         self.counters.start(TOKENS, "kind", ("prompt", "completion"))

@@ -59,6 +59,18 @@ class Completion:
         found = self.body.get("messages")
         return [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
 
+    @property
+    def seed(self) -> int | None:
+        """The client's seed; None where the engine would draw one."""
+        seed = self.body.get("seed")
+        return seed if isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 else None
+
+    @property
+    def wants_usage(self) -> bool:
+        """The client's stream is to end with the usage."""
+        options = self.body.get("stream_options")
+        return isinstance(options, dict) and options.get("include_usage") is True
+
     def roles(self) -> list[str]:
         """The messages' roles, "" where there is none."""
         return [role if isinstance(role := message.get("role"), str) else "" for message in self.messages]
@@ -78,13 +90,15 @@ class Completion:
             self.chat, {**self.body, "messages": [messages[index] for index in keep]}, self.stream, self.max_tokens
         )
 
-    def upstream(self, max_tokens: int | None) -> bytes:
+    def upstream(self, max_tokens: int | None, seed: int) -> bytes:
         """The body for the engine: always a stream, with the given bound of the answer (None: as the client had it).
 
         A client's own stream keeps its ``stream_options``; for a plain answer we need the usage.
         """
         body = dict(self.body)
         body["stream"] = True
+        if self.seed is None:
+            body["seed"] = seed
         if not self.stream:
             body["stream_options"] = {"include_usage": True}
         if max_tokens is not None and max_tokens != self.max_tokens:

@@ -11,6 +11,7 @@ from tidegate.gateway.errors import Refusal
 from tidegate.gateway.front import RETRY_LEVEL_S, Front
 from tidegate.gateway.headers import response_headers
 from tidegate.gateway.openai import Weight
+from tidegate.gateway.quarantine import fingerprint
 from tidegate.gateway.upstream import Upstream
 from tidegate.policy.admission import Action, Ask, Why, admit
 
@@ -54,6 +55,7 @@ def wants_stream(body: bytes) -> bool:
 class PassJob:
     """See :class:`tidegate.gateway.carry.Job`. Its cost is an estimate from bytes, so length never refuses it."""
 
+    resumable = False
     dropped = 0
     capped = False
 
@@ -72,6 +74,10 @@ class PassJob:
 
     def headers(self) -> dict[str, str]:
         return self._headers
+
+    @property
+    def fingerprint(self) -> bytes:
+        return fingerprint(self.target.encode(), self.body)
 
     async def measure(self, upstream: Upstream) -> None:
         return

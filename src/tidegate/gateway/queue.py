@@ -22,12 +22,14 @@ class Waiter:
     """One request in the line. ``ready_at`` gives the loop time from which it may go.
 
     ``counted`` is False for one that generates nothing: it waits for a worker, but takes nobody's place there.
+    ``alone``: it may be with the worker only while nobody else is.
     """
 
     def __init__(self, ticket: int, ready_at: Callable[[], float], *, counted: bool) -> None:
         self.ticket = ticket
         self.ready_at = ready_at
         self.counted = counted
+        self.alone = False
         self.placed = False
         self._wake: asyncio.Future[None] | None = None
 
@@ -58,6 +60,7 @@ class Line:
         self._tickets = itertools.count()
         self._waiting: list[Waiter] = []
         self.placed = 0
+        self._alone: Waiter | None = None
 
     @property
     def waiting(self) -> int:
@@ -100,13 +103,27 @@ class Line:
         places = self._places()
         if places > 0 and self._waiting:
             now = asyncio.get_running_loop().time()
+            closed = self._alone is not None
             for waiter in list(self._waiting):
-                if (self.placed < places or not waiter.counted) and waiter.ready_at() <= now:
-                    self._waiting.remove(waiter)
-                    waiter.placed = True
-                    self.placed += waiter.counted
-                    waiter.wake()
+                if waiter.ready_at() > now or (waiter.counted and closed):
+                    continue
+                if waiter.counted and self.placed >= (1 if waiter.alone else places):
+                    # Its turn comes when the others are out: nobody may slip in before it.
+                    closed = waiter.alone
+                    continue
+                self._waiting.remove(waiter)
+                waiter.placed = True
+                self.placed += waiter.counted
+                if waiter.alone:
+                    self._alone, closed = waiter, True
+                waiter.wake()
         self._changed()
+
+    def isolate(self, waiter: Waiter) -> None:
+        """From now on ``waiter`` goes alone."""
+        waiter.alone = True
+        if waiter.placed:
+            self.back(waiter)
 
     def wake_all(self) -> None:
         """The state changed: everyone looks again."""
@@ -116,3 +133,5 @@ class Line:
     def _unplace(self, waiter: Waiter) -> None:
         waiter.placed = False
         self.placed -= waiter.counted
+        if self._alone is waiter:
+            self._alone = None

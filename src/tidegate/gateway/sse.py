@@ -8,6 +8,7 @@ import json
 #: grow the buffer for ever.
 MOST_EVENT_BYTES = 4 << 20
 
+STREAM_TYPE = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 WAITING = b": tidegate: waiting for the worker\n\n"
 

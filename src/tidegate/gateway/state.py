@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidegate.gateway.assemble import Json, Object
+from tidegate.gateway.flight import Cause
 from tidegate.policy.admission import Board, Gate
 from tidegate.policy.level import Level
 
@@ -20,6 +21,8 @@ _ANSWERING = frozenset({"ready", "draining"})
 #: Worker states of an ordered end. After a death that nobody ordered the guard says `backoff`, or goes straight on to
 #: the next generation.
 _LEAVING = frozenset({"draining", "stopping"})
+#: More than the deaths that one request can have seen.
+_MOST_CAUSES = 64
 _LEVELS = {level.label: level for level in Level}
 
 
@@ -34,6 +37,8 @@ class Worker:
     context: int = 0
     slots: int = 1
     message: str = ""
+    #: How generations ended by themselves, the last few.
+    deaths: tuple[tuple[int, Cause], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,7 @@ def parse(message: Json) -> GuardState | None:
         context=_number(worker.get("context"), 0),
         slots=_number(worker.get("slots"), 1),
         message=_text(worker.get("message")),
+        deaths=_deaths(worker.get("deaths")),
     )
     override = message.get("context_override")
     defaults = Board()
@@ -89,6 +95,15 @@ def parse(message: Json) -> GuardState | None:
     return GuardState(board, seen, _text(message.get("reason")), retry_s, message)
 
 
+def _deaths(value: Json) -> tuple[tuple[int, Cause], ...]:
+    found = []
+    for entry in value if isinstance(value, list) else []:
+        generation, cause = (entry.get("generation"), entry.get("cause")) if isinstance(entry, dict) else (None, None)
+        if isinstance(generation, int) and cause in list(Cause):
+            found.append((generation, Cause(str(cause))))
+    return tuple(found)
+
+
 def _text(value: Json) -> str:
     return value if isinstance(value, str) else ""
 
@@ -106,6 +121,8 @@ class Station:
         self.epoch = 0
         #: The last generation for which the guard ordered a change while it was alive: its losses are no crashes.
         self.ordered_generation = -1
+        #: How generations ended that nobody ended.
+        self.causes: dict[int, Cause] = {}
         self._fresh = True
         self._listeners: list[Callable[[GuardState, GuardState], None]] = []
 
@@ -125,6 +142,9 @@ class Station:
         """Take a new state and tell everyone."""
         before = self.state
         self.state = after
+        self.causes.update(after.worker.deaths)
+        while len(self.causes) > _MOST_CAUSES:
+            del self.causes[min(self.causes)]
         was, new = before.board.usable, after.board.usable
         moved = (before.worker.generation, before.worker.url) != (after.worker.generation, after.worker.url)
         if new and (moved or not was or self._fresh):

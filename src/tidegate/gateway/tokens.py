@@ -78,6 +78,21 @@ async def count(
     return len(listed) if isinstance(listed, list) else None
 
 
+async def render(upstream: Upstream, completion: Completion, headers: dict[str, str]) -> str | None:
+    """The prompt that the engine's chat template makes of the messages, or None if it does not say."""
+    asked: Object = {key: completion.body[key] for key in _PROMPT_KEYS if key in completion.body}
+    answer = await _ask(upstream, "/apply-template", asked, headers, PATIENT_COUNT_S)
+    prompt = answer.get("prompt")
+    return prompt if isinstance(prompt, str) else None
+
+
+async def length(upstream: Upstream, text: str, headers: dict[str, str]) -> int | None:
+    """The tokens of a rendered prompt, or None if the engine does not say."""
+    asked: Object = {"content": text, "add_special": True, "parse_special": True}
+    listed = (await _ask(upstream, "/tokenize", asked, headers, PATIENT_COUNT_S)).get("tokens")
+    return len(listed) if isinstance(listed, list) else None
+
+
 async def _ask(upstream: Upstream, target: str, body: Json, headers: dict[str, str], patience: float) -> Object:
     """The engine's JSON object, empty if there is none in time."""
     try:

@@ -28,9 +28,11 @@ _AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
 class Exchange:
-    """One request at the worker. ``aborted`` says why it was broken off by us; ``tokens`` is its prompt."""
+    """One request at the worker. ``aborted`` says why it was broken off by us; ``tokens`` is its prompt; ``begun`` is
+    loop time."""
 
     def __init__(self, upstream: Upstream, task: asyncio.Task[Any], tokens: int) -> None:
+        self.begun = task.get_loop().time()
         self.upstream = upstream
         self.task = task
         self.tokens = tokens
@@ -80,12 +82,17 @@ class Upstream:
         data = body if body or method not in ("GET", "HEAD") else None
         return await self._session.request(method, url, data=data, headers=headers, allow_redirects=False)
 
-    def alone_at_death(self, now: float) -> bool:
-        """A connection broke at ``now`` (seconds): was it the only one? All that break within a second are one."""
+    def broke(self, now: float, begun: float) -> Loss:
+        """What a connection's break at ``now`` means for its exchange, which began at ``begun`` (loop times).
+
+        All that break within a second are one death. Who came after it has met the dead worker's last open door.
+        """
         if now - self._broke_at > _ONE_DEATH_S:
             self._in_flight_when_it_broke = len(self.exchanges)
             self._broke_at = now
-        return self._in_flight_when_it_broke == 1
+        elif begun > self._broke_at:
+            return Loss.UNREACHABLE
+        return Loss.DIED_ALONE if self._in_flight_when_it_broke == 1 else Loss.DIED
 
     async def close(self) -> None:
         """Close the session and every connection on it."""
@@ -137,7 +144,8 @@ class Pool:
     def abort_all(self, loss: Loss) -> None:
         """Break off everything in flight."""
         for upstream in self._upstreams:
-            self._abort(upstream, loss)
+            for exchange in list(upstream.exchanges):
+                exchange.abort(loss)
 
     async def close(self) -> None:
         """Close every session."""
@@ -151,21 +159,17 @@ class Pool:
         if after.board.gate in (Gate.HOLD, Gate.REFUSE):
             now = asyncio.get_running_loop().time()
             for upstream in self._upstreams:
-                if upstream.exchanges:
-                    self._abort(upstream, self._loss(upstream, after, now))
+                for exchange in list(upstream.exchanges):
+                    exchange.abort(self._loss(exchange, after, now))
         self._sweep()
 
-    def _loss(self, upstream: Upstream, after: GuardState, now: float) -> Loss:
+    def _loss(self, exchange: Exchange, after: GuardState, now: float) -> Loss:
         """What a closed gate means for what is in flight: an order, or the news of a death that nobody ordered."""
+        upstream = exchange.upstream
         same = after.worker.generation == upstream.generation
         if self._station.ordered_generation == upstream.generation or (same and after.worker.state != "backoff"):
             return Loss.ORDERED
-        return Loss.DIED_ALONE if upstream.alone_at_death(now) else Loss.DIED
-
-    @staticmethod
-    def _abort(upstream: Upstream, loss: Loss) -> None:
-        for exchange in list(upstream.exchanges):
-            exchange.abort(loss)
+        return upstream.broke(now, exchange.begun)
 
     def _sweep(self) -> None:
         """Close the sessions of earlier generations that carry nothing any more."""

@@ -89,6 +89,7 @@ def gateway_state(guard: Guard, override: ContextOverride | None) -> dict[str, A
             "context": profile.context,
             "slots": profile.slots,
             "message": life.message,
+            "deaths": [{"generation": generation, "cause": cause} for generation, cause in guard.worker.deaths],
         },
         "best_context": best.context,
         "warn_context": gateway.warn_context,

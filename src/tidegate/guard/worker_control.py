@@ -42,6 +42,8 @@ _SLOTS_EVERY_S = 0.05
 _SLOTS_TIMEOUT_S = 1.0
 #: Between two looks at whether a killed group is empty and its bytes are back.
 _SETTLE_EVERY_S = 0.005
+#: A gateway that was away for a moment still learns of each.
+_DEATHS_KEPT = 8
 #: The kernel's counters follow an exit within milliseconds; longer than this a neighbour has eaten the bytes.
 _SETTLE_MOST_S = 0.5
 
@@ -96,6 +98,8 @@ class WorkerControl:
         self._keen = keen
         self._cancel_probe = threading.Event()
         self._oom_kills: int | None = None
+        #: Generations that ended by themselves, and how; the last few.
+        self.deaths: tuple[tuple[int, str], ...] = ()
         self._settle_until: float | None = None
 
     @property
@@ -297,7 +301,9 @@ class WorkerControl:
         child.kill()
         ready_for = None if self.ready_at is None else self._reactor.clock() - self.ready_at
         why = self._why(child)
-        foreign = child.status == -signal.SIGKILL and self._owner.oom_kills() == self._oom_kills
+        cause = self._cause(child)
+        self.deaths = (*self.deaths, (self.life.generation, cause))[-_DEATHS_KEPT:]
+        foreign = cause == "killed"
         self._log.warning(f"worker {child.pid} {why}", ready_for=format_duration(ready_for or 0))
         self._detach()
         self.apply(self.life.exited(self.life.generation, why=why, ready_for=ready_for, foreign_kill=foreign))
@@ -315,6 +321,14 @@ class WorkerControl:
             self.apply(self.life.emptied(self.life.generation))
             return
         self._reactor.after("settle", _SETTLE_EVERY_S, self._settle)
+
+    def _cause(self, child: Child | Foreign) -> str:
+        """How it ended by itself: one of docs/guard-socket.md's causes."""
+        if self._owner.oom_kills() != self._oom_kills and child.status in (None, -signal.SIGKILL):
+            return "oom"
+        if child.status is None:
+            return "unknown"
+        return "killed" if child.status == -signal.SIGKILL else "crashed"
 
     def _why(self, child: Child | Foreign) -> str:
         status = child.status

@@ -1,4 +1,6 @@
-"""A worker whose mapped weights no longer fit once a hot neighbour has grown beside it: ``thrash.py WARN CRITICAL``.
+"""A worker whose mapped weights no longer fit once a hot neighbour has grown beside it.
+
+``thrash.py WARN CRITICAL NEIGHBOUR_MIB SLOW_FROM_MIB``
 
 A stream of tokens, each of which reads all the weights, goes on the whole time; how many come in each half second is
 the throughput. /payload/files/engines.tar is tests/engines, gguf_builder.py the writer of model files.
@@ -21,9 +23,11 @@ sys.path.insert(0, str(scene.FILES))
 import gguf_builder
 
 WEIGHTS_MIB = {"full": 220, "small": 50}
-NEIGHBOUR_MIB, NEIGHBOUR_MIB_S = 310, 10
-#: From when the neighbour begins: 31 s until it is full, then a while beside it.
-WATCHED_S = 45.0
+NEIGHBOUR_MIB, SLOW_FROM_MIB = int(sys.argv[3]), int(sys.argv[4])
+#: The last of it comes so slowly that no forecast sees the line.
+FAST_MIB_S, SLOW_MIB_S = 10, 2
+#: From when the neighbour begins: until it is full, then a while beside it.
+WATCHED_S = SLOW_FROM_MIB / FAST_MIB_S + (NEIGHBOUR_MIB - SLOW_FROM_MIB) / SLOW_MIB_S + 14.0
 TOKEN_MS = 5
 ENGINE = [sys.executable, "-I", "-S", "/opt/engines/fake_engine.py"]
 CONFIG = """
@@ -43,14 +47,16 @@ name = "small"
 model = "/var/tmp/small.gguf"
 context = 1024
 """
-#: Takes argv[1] MiB at argv[2] MiB/s, then touches all of it again and again.
+#: Takes argv[1] MiB, at argv[3] MiB/s up to argv[2] and at argv[4] from there; then touches all of it again and again.
 HOT = """
 import sys, time
-size, rate = int(sys.argv[1]), float(sys.argv[2])
-held, began = [], time.monotonic()
+size, slow_from = int(sys.argv[1]), int(sys.argv[2])
+fast, slow = float(sys.argv[3]), float(sys.argv[4])
+held, due = [], time.monotonic()
 for number in range(size):
     held.append(bytearray(b"x") * (1 << 20))
-    time.sleep(max(0.0, began + (number + 1) / rate - time.monotonic()))
+    due += 1 / (fast if number < slow_from else slow)
+    time.sleep(max(0.0, due - time.monotonic()))
 print("full", flush=True)
 while True:
     for block in held:
@@ -102,7 +108,8 @@ client = threading.Thread(target=stream)
 client.start()
 time.sleep(5)
 neighbour_at = time.time()
-neighbour = subprocess.Popen([sys.executable, "-I", "-S", "-c", HOT, str(NEIGHBOUR_MIB), str(NEIGHBOUR_MIB_S)])
+arguments = map(str, (NEIGHBOUR_MIB, SLOW_FROM_MIB, FAST_MIB_S, SLOW_MIB_S))
+neighbour = subprocess.Popen([sys.executable, "-I", "-S", "-c", HOT, *arguments])
 time.sleep(WATCHED_S)
 over.set()
 client.join()

@@ -1,6 +1,7 @@
 """What the fake engine says: the shapes of llama-server's answers (b11434), and the broken ones."""
 
 import json
+import re
 
 from engines.fake_llama.engine import Slot
 from engines.fake_llama.options import Options
@@ -45,7 +46,9 @@ class Shape:
 
     def closing(self, reason: str, with_usage: bool) -> list[dict[str, object]]:
         if self.path == "/completion":
-            return [{"content": "", "stop": True, "tokens_evaluated": self.words, "tokens_predicted": self.sent}]
+            kind = "limit" if reason == "length" else "eos"
+            last = {"content": "", "stop": True, "stop_type": kind, "timings": self.timings()}
+            return [{**last, "tokens_evaluated": self.words, "tokens_predicted": self.sent}]
         last = self._chat({}, reason) if self.path == "/chat/completions" else self._text("", reason)
         if not with_usage:
             return [{**last, "timings": self.timings()}]
@@ -61,6 +64,22 @@ class Shape:
             choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
         tail = {"usage": self.usage(), "timings": self.timings()}
         return {**self.base, "object": self.kind, "choices": [choice], **tail}
+
+
+#: Ends a rendered prompt, as a chat template does.
+ASSISTANT = " <assistant> "
+
+
+def rendered(request: dict[str, object]) -> str:
+    """/apply-template: as many words as count_prompt counts tokens, the last of them :data:`ASSISTANT`."""
+    words, text = count_prompt(request)
+    return " ".join([text, *["<m>"] * (words - len(text.split()) - 1)]) + ASSISTANT
+
+
+def answered(prompt: str) -> int:
+    """How many tokens of an answer a raw completion's prompt ends with: it goes on from there."""
+    begun = re.search(r"(?:^| )tok(\d+)$", prompt)
+    return int(begun[1]) + 1 if begun else 0
 
 
 def broken(value: object, number: int) -> bytes:

@@ -5,7 +5,7 @@ import select
 import socket
 import time
 
-from engines.fake_llama.answers import Shape, broken, count_prompt, model_list, props, slot_list
+from engines.fake_llama.answers import Shape, answered, broken, count_prompt, model_list, props, rendered, slot_list
 from engines.fake_llama.engine import Engine, Slot
 
 #: As llama-server: these want no key.
@@ -151,6 +151,8 @@ class Connection:
             self._json(200, {"object": "response.input_tokens", "input_tokens": words})
         elif short == "/tokenize":
             self._json(200, {"tokens": list(range(len(str(request.get("content", "")).split())))})
+        elif short == "/apply-template":
+            self._json(200, {"prompt": rendered(request)})
         elif short in ("/chat/completions", "/completions", "/completion"):
             self._generate(short, request, words, prompt)
         elif short == "/echo":
@@ -226,11 +228,12 @@ class Connection:
             for chunk in shape.opening():
                 self._event(shown(chunk))
         text = ""
-        for index in range(min(slot.limit, options.slot_context - slot.prompt)):
-            if "crash" in faults and index >= options.crash_tokens:
+        first = answered(str(request.get("prompt", ""))) or options.first_token
+        for index in range(first, first + min(slot.limit, options.slot_context - slot.prompt)):
+            if "crash" in faults and index - first >= options.crash_tokens:
                 self.engine.crash()
             piece = f"tok{index}" if index == 0 else f" tok{index}"
-            self._wait(options.token_ms if index else 0, stream)
+            self._wait(options.token_ms if index > first else 0, stream)
             self.engine.read_weights()
             text += piece
             shape.sent += 1

@@ -22,6 +22,7 @@ class Options:
         self.load_ms = 0.0
         self.token_ms = 0.0
         self.prefill_ms = 0.0
+        self.first_token = 0
         self.head_first = False
         self.ignore_term = False
         self.leader_ends = False

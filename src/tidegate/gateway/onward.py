@@ -1,0 +1,107 @@
+"""Asking a new worker for the rest of an answer: the engine's raw completion of the prompt and the text so far.
+
+At temperature 0 that is exactly the rest of the uninterrupted answer (llama.cpp b11434, cut after 10, 25 and 40 of 80
+tokens). The engine's chat endpoint continues a last message of the assistant too, but repeats it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.gateway import tokens
+from tidegate.gateway.assemble import Object
+from tidegate.gateway.openai import Completion, encode
+from tidegate.gateway.upstream import Upstream
+
+TARGET = "/completion"
+
+#: What makes an answer more than plain text, so that its rest cannot be had from the text alone.
+_NO_PLAIN_TEXT = (
+    "tools",
+    "functions",
+    "grammar",
+    "json_schema",
+    "logprobs",
+    "top_logprobs",
+    "n_probs",
+    "echo",
+    "suffix",
+    "continue_final_message",
+)
+#: Keys that the raw completion does not have, has under another name, or that are set here.
+_NOT_RAW = frozenset(
+    {
+        *_NO_PLAIN_TEXT,
+        "messages",
+        "prompt",
+        "n",
+        "best_of",
+        "n_predict",
+        "max_tokens",
+        "max_completion_tokens",
+        "stream",
+        "stream_options",
+        "stop",
+        "tool_choice",
+        "parallel_tool_calls",
+        "function_call",
+        "response_format",
+        "chat_template_kwargs",
+        "reasoning_format",
+        "add_generation_prompt",
+        "return_progress",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The request for the rest of an answer, and what is there already, in the engine's own count."""
+
+    body: bytes
+    prompt_tokens: int
+    told_tokens: int
+
+
+def possible(completion: Completion) -> bool:
+    """Whether an answer to this request is plain text, so that its rest can be asked for."""
+    body = completion.body
+    form = body.get("response_format")
+    if isinstance(form, dict) and form.get("type") != "text":
+        return False
+    if any(body.get(key) for key in _NO_PLAIN_TEXT) or any(body.get(key) not in (None, 1) for key in ("n", "best_of")):
+        return False
+    if not completion.chat:
+        return isinstance(body.get("prompt"), str)
+    if any(weight.parts for weight in completion.weights()):
+        return False
+    # The engine continues a last message of the assistant itself.
+    return completion.roles()[-1] != "assistant"
+
+
+async def ask(
+    upstream: Upstream, completion: Completion, text: str, *, limit: int | None, seed: int, headers: dict[str, str]
+) -> Rest | None:
+    """What to send for the rest after ``text``; ``limit`` is tokens that the whole answer may have.
+
+    None if the engine cannot say how it reads the prompt.
+    """
+    prompt = completion.body.get("prompt")
+    if completion.chat:
+        prompt = await tokens.render(upstream, completion, headers)
+    if not isinstance(prompt, str):
+        return None
+    before = await tokens.length(upstream, prompt, headers)
+    after = await tokens.length(upstream, prompt + text, headers)
+    if before is None or after is None:
+        return None
+    told = max(0, after - before)
+    body: Object = {key: value for key, value in completion.body.items() if key not in _NOT_RAW}
+    stop = completion.body.get("stop")
+    body.update(prompt=prompt + text, stream=True, seed=seed)
+    if stop:
+        body["stop"] = [stop] if isinstance(stop, str) else stop
+    if limit is not None:
+        # 0 is a wish that the engine takes: it reads the prompt and ends.
+        body["n_predict"] = max(0, limit - told)
+    return Rest(encode(body), before, told)
