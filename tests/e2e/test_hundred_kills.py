@@ -43,7 +43,7 @@ class Answer:
 
 def body(number: int) -> dict[str, Any]:
     messages = [{"role": "user", "content": f"Tell me a story about a fox and {number} geese."}]
-    return {"messages": messages, "max_tokens": TOKENS, "temperature": 0}
+    return {"messages": messages, "max_tokens": TOKENS, "temperature": 0, "cache_prompt": False}
 
 
 def _open(url: str, asked: dict[str, Any]) -> Any:
@@ -64,7 +64,8 @@ def plain(url: str, number: int) -> Answer:
 
 
 def streamed(url: str, number: int) -> Answer:
-    text, reasons, done, ids, usage = "", [], 0, set(), {}
+    text, done, ids, usage = "", 0, set(), dict[str, int]()
+    reasons: list[str] = []
     with _open(url, {**body(number), "stream": True, "stream_options": {"include_usage": True}}) as answer:
         for line in answer:
             if not line.startswith(b"data: "):
@@ -75,7 +76,7 @@ def streamed(url: str, number: int) -> Answer:
                 continue
             chunk = json.loads(line[6:])
             assert "error" not in chunk, chunk
-            ids.add((chunk["id"], chunk["created"]))
+            ids.add(chunk["id"])
             usage = chunk.get("usage") or usage
             for choice in chunk["choices"]:
                 text += choice["delta"].get("content") or ""

@@ -60,6 +60,8 @@ class Job(Protocol):
     #: Prompt tokens, as well as they are known.
     tokens: int
     body: bytes
+    #: Bodies to send first, whose answers nobody needs.
+    before: tuple[bytes, ...]
     #: An answer that has begun can go on with another worker.
     resumable: bool
     #: How many messages were left out, and whether the answer's length was cut.
@@ -295,6 +297,9 @@ class Carrier:
         """The attempt itself, as a task of its own so that it can be broken off at once."""
         job, begun = self.job, self.front.loop.time()
         try:
+            for body in job.before:
+                async with await upstream.request(job.method, job.target, job.headers(), body) as first:
+                    await first.read()
             response = await upstream.request(job.method, job.target, job.headers(), job.body)
             try:
                 return await job.take(response, self)

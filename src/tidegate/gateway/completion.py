@@ -52,6 +52,7 @@ class CompletionJob:
 
     def __init__(self, front: Front, completion: Completion, target: str, passed: dict[str, str], voice: Voice) -> None:
         self.target = self._target = target
+        self.before: tuple[bytes, ...] = ()
         self.body = b""
         self.dropped = 0
         self.capped = False
@@ -129,7 +130,7 @@ class CompletionJob:
         if text is not None and await self._go_on(upstream, completion, text, decision.max_tokens):
             return None
         self._answer.restart()
-        self.target = self._target
+        self.target, self.before = self._target, ()
         self.capped, self._limit = decision.capped, decision.max_tokens
         self.body = completion.upstream(decision.max_tokens, self._seed)
         return None
@@ -145,7 +146,7 @@ class CompletionJob:
             return False
         usage = not self._completion.stream or self._completion.wants_usage
         self._answer.go_on(prompt_tokens=rest.prompt_tokens, told_tokens=rest.told_tokens, usage=usage)
-        self.target, self.body = onward.TARGET, rest.body
+        self.target, self.before, self.body = onward.TARGET, rest.before, rest.body
         return True
 
     def _ask(self, *, admitted: bool) -> Ask:

@@ -56,6 +56,7 @@ class PassJob:
     """See :class:`tidegate.gateway.carry.Job`. Its cost is an estimate from bytes, so length never refuses it."""
 
     resumable = False
+    before: tuple[bytes, ...] = ()
     dropped = 0
     capped = False
 

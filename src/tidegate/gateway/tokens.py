@@ -86,11 +86,14 @@ async def render(upstream: Upstream, completion: Completion, headers: dict[str, 
     return prompt if isinstance(prompt, str) else None
 
 
-async def length(upstream: Upstream, text: str, headers: dict[str, str]) -> int | None:
-    """The tokens of a rendered prompt, or None if the engine does not say."""
+async def listed(upstream: Upstream, text: str, headers: dict[str, str]) -> list[int] | None:
+    """The tokens of a rendered prompt by number, or None if the engine does not say."""
     asked: Object = {"content": text, "add_special": True, "parse_special": True}
-    listed = (await _ask(upstream, "/tokenize", asked, headers, PATIENT_COUNT_S)).get("tokens")
-    return len(listed) if isinstance(listed, list) else None
+    found = (await _ask(upstream, "/tokenize", asked, headers, PATIENT_COUNT_S)).get("tokens")
+    if not isinstance(found, list):
+        return None
+    numbers = [token for token in found if isinstance(token, int)]
+    return numbers if len(numbers) == len(found) else None
 
 
 async def _ask(upstream: Upstream, target: str, body: Json, headers: dict[str, str], patience: float) -> Object:

@@ -66,6 +66,18 @@ class Shape:
         return {**self.base, "object": self.kind, "choices": [choice], **tail}
 
 
+#: A word's place is its token's number; it grows with what was said.
+VOCABULARY: list[str] = []
+
+
+def numbered(text: str) -> list[int]:
+    """/tokenize: a number for each word."""
+    for word in text.split():
+        if word not in VOCABULARY:
+            VOCABULARY.append(word)
+    return [VOCABULARY.index(word) for word in text.split()]
+
+
 #: Ends a rendered prompt, as a chat template does.
 ASSISTANT = " <assistant> "
 
@@ -138,6 +150,8 @@ def count_prompt(request: dict[str, object]) -> tuple[int, str]:
     """Tokens of the prompt (words, plus one for each message) and its text."""
     if "messages" not in request:
         prompt = request.get("prompt", request.get("content", ""))
+        if isinstance(prompt, list) and prompt and isinstance(prompt[-1], int):
+            prompt = " ".join(VOCABULARY[token] if token < len(VOCABULARY) else "?" for token in prompt)
         text = " ".join(str(part) for part in prompt) if isinstance(prompt, list) else str(prompt)
         return len(text.split()), text
     messages = request["messages"]

@@ -5,7 +5,17 @@ import select
 import socket
 import time
 
-from engines.fake_llama.answers import Shape, answered, broken, count_prompt, model_list, props, rendered, slot_list
+from engines.fake_llama.answers import (
+    Shape,
+    answered,
+    broken,
+    count_prompt,
+    model_list,
+    numbered,
+    props,
+    rendered,
+    slot_list,
+)
 from engines.fake_llama.engine import Engine, Slot
 
 #: As llama-server: these want no key.
@@ -150,7 +160,7 @@ class Connection:
         if short == "/chat/completions/input_tokens":
             self._json(200, {"object": "response.input_tokens", "input_tokens": words})
         elif short == "/tokenize":
-            self._json(200, {"tokens": list(range(len(str(request.get("content", "")).split())))})
+            self._json(200, {"tokens": numbered(str(request.get("content", "")))})
         elif short == "/apply-template":
             self._json(200, {"prompt": rendered(request)})
         elif short in ("/chat/completions", "/completions", "/completion"):
@@ -177,12 +187,12 @@ class Connection:
             engine.hang()
         slot = engine.take_slot()
         try:
-            self._in_slot(slot, path, request, words, number, faults)
+            self._in_slot(slot, path, request, words, prompt, number, faults)
         finally:
             engine.free_slot(slot)
 
     def _in_slot(
-        self, slot: Slot, path: str, request: dict[str, object], words: int, number: int, faults: set[str]
+        self, slot: Slot, path: str, request: dict[str, object], words: int, prompt: str, number: int, faults: set[str]
     ) -> None:
         engine, options = self.engine, self.engine.options
         context = options.slot_context
@@ -205,7 +215,7 @@ class Connection:
             return
         try:
             reason = "length" if slot.limit > context - words or asked == slot.limit else "stop"
-            self._answer(slot, path, request, reason, faults)
+            self._answer(slot, path, request, prompt, reason, faults)
             engine.count("completed")
             engine.log("done", number=number)
         except (OSError, GoneError):
@@ -213,7 +223,9 @@ class Connection:
             engine.log("cancelled", number=number)
             raise
 
-    def _answer(self, slot: Slot, path: str, request: dict[str, object], reason: str, faults: set[str]) -> None:
+    def _answer(
+        self, slot: Slot, path: str, request: dict[str, object], prompt: str, reason: str, faults: set[str]
+    ) -> None:
         options = self.engine.options
         shape = Shape(path, options.model, slot.prompt)
         stream = bool(request.get("stream"))
@@ -228,7 +240,7 @@ class Connection:
             for chunk in shape.opening():
                 self._event(shown(chunk))
         text = ""
-        first = answered(str(request.get("prompt", ""))) or options.first_token
+        first = answered(prompt) or options.first_token
         for index in range(first, first + min(slot.limit, options.slot_context - slot.prompt)):
             if "crash" in faults and index - first >= options.crash_tokens:
                 self.engine.crash()
