@@ -40,6 +40,7 @@ def until(probe: Callable[[], T], seconds: float = 10.0) -> T:
 
 #: What the guard's status says of memory, as far as the gateway looks at it.
 STATUS = {
+    "gateway": {"in_flight": 0, "queued": 0},
     "axes": [
         {"name": "system", "limit_bytes": 8000, "used_bytes": 3000},
         {"name": "budget", "limit_bytes": 400, "used_bytes": 100},

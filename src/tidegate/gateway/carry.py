@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -17,7 +18,7 @@ from aiohttp import web
 from tidegate.gateway import errors
 from tidegate.gateway.assemble import Json
 from tidegate.gateway.client import Client, ClientGoneError
-from tidegate.gateway.errors import Refusal
+from tidegate.gateway.errors import Refusal, retry_after
 from tidegate.gateway.flight import Flight, Loss, Next, Stage, Verdict, judge
 from tidegate.gateway.front import DEATHS, DEGRADED, REQUESTS, RETRY_LEVEL_S, Front
 from tidegate.gateway.queue import LineFullError
@@ -59,6 +60,8 @@ class Job(Protocol):
     counted: bool
     #: Prompt tokens, as well as they are known.
     tokens: int
+    #: Predicted seconds of the worker's time.
+    cost_s: float
     body: bytes
     #: Bodies to send first, whose answers nobody needs.
     before: tuple[bytes, ...]
@@ -115,11 +118,19 @@ class Carrier:
         if kept is not None:
             self.front.counters.add(REQUESTS, outcome=kept.outcome)
             return await self._refuse(kept)
+        client, wait = self.client.key, 0.0
         try:
-            waiter = self.front.line.enter(self._ready_at, counted=self.job.counted)
+            if self.job.counted:
+                wait = self.front.line.expected_wait(client)
+                if wait > self.front.settings.gateway.deadline:
+                    raise LineFullError
+            waiter = self.front.line.enter(
+                self._ready_at, counted=self.job.counted, client=client, cost=self.job.cost_s
+            )
         except LineFullError:
-            retry = self.front.retry_after(RETRY_LEVEL_S)
-            refusal = errors.full(waiting=self.front.line.waiting, retry_s=retry)
+            over = wait - self.front.settings.gateway.deadline
+            retry = retry_after(over, RETRY_LEVEL_S, random.random())
+            refusal = errors.full(waiting=self.front.line.waiting, wait_s=wait, retry_s=retry)
             self.front.counters.add(REQUESTS, outcome=refusal.outcome)
             return await self._refuse(refusal)
         self._waiter = waiter

@@ -40,6 +40,13 @@ class Client:
         self._response: web.StreamResponse | None = None
 
     @property
+    def key(self) -> str:
+        """Who it is, for a fair share: its API key, else its address."""
+        headers = self.request.headers
+        key = headers.get("Authorization") or headers.get("x-api-key")
+        return f"key {hash(key)}" if key else self.request.remote or ""
+
+    @property
     def begun(self) -> bool:
         """The head of the answer was sent."""
         return self._response is not None

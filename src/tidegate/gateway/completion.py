@@ -72,6 +72,7 @@ class CompletionJob:
         #: Tokens that the whole answer may have, from when it was first sent; None: as the engine has it.
         self._limit: int | None = None
         self.tokens = front.ratios.estimate(front.model_key(), self._weight)
+        self.cost_s = front.costs.predict(self.tokens, completion.max_tokens)
 
     def headers(self) -> dict[str, str]:
         return self._headers
@@ -88,7 +89,13 @@ class CompletionJob:
     # -- what it costs, and whether it may go -------------------------------------------------------------------
 
     async def measure(self, upstream: Upstream) -> None:
-        await self._measure(upstream, tokens.PATIENT_COUNT_S)
+        front = self._front
+        # One after the other: side by side on the cores that also generate, twenty counts took a second each. And the
+        # first of them teaches how heavy the others are at most, so that they need none before their turn.
+        async with front.counting:
+            board = front.station.state.board
+            if self._ask(admitted=True).prompt_tokens >= max(board.best_context, board.context):
+                await self._measure(upstream, tokens.PATIENT_COUNT_S)
 
     async def _measure(self, upstream: Upstream, patience: float) -> None:
         model = self._front.model_key()
@@ -271,6 +278,7 @@ class CompletionJob:
         """Take the engine's own figures from the end of an answer."""
         prompt, answer = _figures(usage, timings)
         counters, model = self._front.counters, self._front.model_key()
+        self._front.costs.learn(timings, predicted=self.cost_s)
         counters.add(TOKENS, prompt, kind="prompt")
         counters.add(TOKENS, answer, kind="completion")
         if not self.dropped and model not in self._counted:

@@ -136,9 +136,12 @@ class Control:
         return found
 
     async def status(self, _: web.BaseRequest) -> web.Response:
-        """``GET /tidegate/status``: the guard's status document."""
+        """``GET /tidegate/status``: the guard's status document, with what the gateway has learned of costs."""
         try:
-            return _json(await self._front.link.command("status", deadline=STATUS_S))
+            status = await self._front.link.command("status", deadline=STATUS_S)
+            if isinstance(status, dict) and isinstance(gateway := status.get("gateway"), dict):
+                gateway["costs"] = self._front.costs.to_json()
+            return _json(status)
         except (NoGuardError, CommandError) as error:
             return refusal_response(self._no_guard(f"cannot tell the status: {error}"))
 

@@ -161,9 +161,10 @@ def late(*, waited_s: float, waiting: int, level: str, retry_s: int) -> Refusal:
     )
 
 
-def full(*, waiting: int, retry_s: int) -> Refusal:
-    """The queue has no place left."""
-    text = f"cannot queue the request: {waiting} are waiting already. Retry in {retry_s} s."
+def full(*, waiting: int, wait_s: float, retry_s: int) -> Refusal:
+    """The queue has no place left; ``wait_s`` is the expected wait in seconds, 0 where none is known."""
+    need = f" and need about {wait_s:.0f} s" if wait_s else ""
+    text = f"cannot queue the request: {waiting} are waiting already{need}. Retry in {retry_s} s."
     return _unavailable(text, "queue_full", retry_s, "refused_full")
 
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 
 from tidegate.gateway.assemble import Object
+from tidegate.gateway.costs import Costs
 from tidegate.gateway.errors import retry_after
 from tidegate.gateway.flight import FAILED_S, Loss
 from tidegate.gateway.link import Link
@@ -44,6 +45,9 @@ class Front:
         self.station = Station()
         self.ratios = Ratios()
         self.quarantine = Quarantine()
+        self._costs: dict[str, Costs] = {}
+        #: Held by who has a waiting request's prompt counted.
+        self.counting = asyncio.Lock()
         self.counters = Counters()
         self.counters.start(DEGRADED, "how", DEGRADATIONS)
         self.counters.start(TOKENS, "kind", ("prompt", "completion"))
@@ -97,6 +101,11 @@ class Front:
         """What the token ratio depends on: the model of the worker's profile."""
         profile = self.station.state.worker.profile
         return self._models.get(profile, profile)
+
+    @property
+    def costs(self) -> Costs:
+        """What requests cost with the worker's model."""
+        return self._costs.setdefault(self.model_key(), Costs())
 
     def fallback(self) -> bool:
         """The worker's model is not the one of the best profile."""

@@ -72,6 +72,7 @@ class PassJob:
         self._weight = Weight(len(body))
         self._rewrite = target.startswith("/v1/") and not target.startswith("/v1/messages")
         self.tokens = front.ratios.estimate(front.model_key(), self._weight) if counted else 0
+        self.cost_s = front.costs.predict(self.tokens, None) if counted else 0.0
 
     def headers(self) -> dict[str, str]:
         return self._headers

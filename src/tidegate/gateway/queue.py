@@ -1,17 +1,24 @@
-"""The waiting line: who goes to the worker next. First come, first served, by ticket.
+"""The waiting line: who goes to the worker next. For one client first come, first served; fair between several.
 
-A request keeps its ticket when it loses its worker, so it is again before everyone who came later. The line knows
-nothing of levels: its owner says how many places there are and whether anyone may go now.
+Each request has a place in virtual time (start-time fair queueing: Goyal, Vin and Cheng 1996): after the client's last
+one by that one's cost, but not before now. So a client that sends a hundred requests delays another one's first by one
+of them. A request keeps its place when it loses its worker, so it is again before everyone who came later. The line
+knows nothing of levels: its owner says how many places there are and whether anyone may go now.
 """
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
 from collections.abc import Callable
 
 #: Requests that may wait: more clients than a board has, and at 14 KB each 4 MB. Bodies have a bound of their own.
 MOST_WAITING = 256
+#: In virtual time, where nothing was measured yet: clients take turns.
+_LEAST_COST_S = 0.01
+#: Clients whose place in virtual time is remembered before those that wait for nothing are forgotten.
+_MOST_CLIENTS = 1024
 
 
 class LineFullError(Exception):
@@ -19,14 +26,17 @@ class LineFullError(Exception):
 
 
 class Waiter:
-    """One request in the line. ``ready_at`` gives the loop time from which it may go.
+    """One request in the line. ``order`` is its place; ``ready_at`` gives the loop time from which it may go;
+    ``cost`` is seconds of the worker's time.
 
     ``counted`` is False for one that generates nothing: it waits for a worker, but takes nobody's place there.
     ``alone``: it may be with the worker only while nobody else is.
     """
 
-    def __init__(self, ticket: int, ready_at: Callable[[], float], *, counted: bool) -> None:
-        self.ticket = ticket
+    def __init__(self, order: tuple[float, int], ready_at: Callable[[], float], *, counted: bool, cost: float) -> None:
+        self.order = order
+        self.cost = cost
+        self.placed_at = 0.0
         self.ready_at = ready_at
         self.counted = counted
         self.alone = False
@@ -57,9 +67,13 @@ class Line:
     def __init__(self, places: Callable[[], int], changed: Callable[[], None]) -> None:
         self._places = places
         self._changed = changed
-        self._tickets = itertools.count()
+        self._numbers = itertools.count()
+        #: Virtual time in seconds of work: the place of the last one that went. And each client's end in it.
+        self._virtual = 0.0
+        self._ends: dict[str, float] = {}
         self._waiting: list[Waiter] = []
         self.placed = 0
+        self._working: set[Waiter] = set()
         self._alone: Waiter | None = None
 
     @property
@@ -67,27 +81,47 @@ class Line:
         """How many wait for a place."""
         return sum(waiter.counted for waiter in self._waiting)
 
-    def enter(self, ready_at: Callable[[], float], *, counted: bool = True) -> Waiter:
-        """Take a ticket and wait.
+    def expected_wait(self, client: str) -> float:
+        """Seconds until a request that ``client`` sent now would have its turn, as far as costs are known."""
+        now = asyncio.get_running_loop().time()
+        place = (self._start(client), next(self._numbers))
+        before = sum(waiter.cost for waiter in self._waiting if waiter.order < place)
+        before += sum(max(0.0, waiter.cost - (now - waiter.placed_at)) for waiter in self._working)
+        places = max(1, self._places())
+        # With a place free nobody waits for those at work.
+        return 0.0 if not self._waiting and self.placed < places else before / places
+
+    def enter(
+        self, ready_at: Callable[[], float], *, counted: bool = True, client: str = "", cost: float = 0.0
+    ) -> Waiter:
+        """Take a place and wait.
 
         Raises:
             LineFullError: the line is full.
         """
         if sum(waiter.counted is counted for waiter in self._waiting) >= MOST_WAITING:
             raise LineFullError
-        waiter = Waiter(next(self._tickets), ready_at, counted=counted)
-        self._waiting.append(waiter)
+        start = self._start(client)
+        if counted:
+            self._ends[client] = start + max(cost, _LEAST_COST_S)
+            if len(self._ends) > _MOST_CLIENTS:
+                self._ends = {name: end for name, end in self._ends.items() if end > self._virtual}
+        waiter = Waiter((start, next(self._numbers)), ready_at, counted=counted, cost=cost if counted else 0.0)
+        self._insert(waiter)
         self.dispatch()
         return waiter
 
+    def _start(self, client: str) -> float:
+        return max(self._virtual, self._ends.get(client, 0.0))
+
+    def _insert(self, waiter: Waiter) -> None:
+        bisect.insort(self._waiting, waiter, key=lambda each: each.order)
+
     def back(self, waiter: Waiter) -> None:
-        """From a place back into the line, by ticket; the bound does not count for it."""
+        """From its turn back into the line, where it was; the bound does not count for it."""
         if waiter.placed:
             self._unplace(waiter)
-            position = len(self._waiting)
-            while position and self._waiting[position - 1].ticket > waiter.ticket:
-                position -= 1
-            self._waiting.insert(position, waiter)
+            self._insert(waiter)
         self.dispatch()
 
     def leave(self, waiter: Waiter) -> None:
@@ -112,8 +146,10 @@ class Line:
                     closed = waiter.alone
                     continue
                 self._waiting.remove(waiter)
-                waiter.placed = True
+                waiter.placed, waiter.placed_at = True, now
                 self.placed += waiter.counted
+                self._working.add(waiter)
+                self._virtual = max(self._virtual, waiter.order[0])
                 if waiter.alone:
                     self._alone, closed = waiter, True
                 waiter.wake()
@@ -132,6 +168,7 @@ class Line:
 
     def _unplace(self, waiter: Waiter) -> None:
         waiter.placed = False
+        self._working.discard(waiter)
         self.placed -= waiter.counted
         if self._alone is waiter:
             self._alone = None

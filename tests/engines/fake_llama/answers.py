@@ -12,8 +12,10 @@ WRONG = b"<html>busy</html>"
 class Shape:
     """The chunks and the whole object of one answer, as the three routes shape them."""
 
-    def __init__(self, path: str, model: str, words: int) -> None:
+    def __init__(self, path: str, options: Options, words: int) -> None:
+        model = options.model
         self.path = path
+        self.options = options
         self.words = words
         self.sent = 0
         kind = "chat.completion" if path == "/chat/completions" else "text_completion"
@@ -24,7 +26,8 @@ class Shape:
         return {"prompt_tokens": self.words, "completion_tokens": self.sent, "total_tokens": self.words + self.sent}
 
     def timings(self) -> dict[str, object]:
-        return {"prompt_n": self.words, "cache_n": 0, "predicted_n": self.sent}
+        known = {"prompt_n": self.words, "cache_n": 0, "predicted_n": self.sent}
+        return known | {"prompt_ms": self.options.prefill_ms, "predicted_ms": self.options.token_ms * self.sent}
 
     def _chat(self, delta: object, reason: str | None) -> dict[str, object]:
         choice = {"index": 0, "delta": delta, "finish_reason": reason}

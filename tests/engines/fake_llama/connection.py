@@ -227,7 +227,7 @@ class Connection:
         self, slot: Slot, path: str, request: dict[str, object], prompt: str, reason: str, faults: set[str]
     ) -> None:
         options = self.engine.options
-        shape = Shape(path, options.model, slot.prompt)
+        shape = Shape(path, options, slot.prompt)
         stream = bool(request.get("stream"))
 
         def shown(value: object) -> object:
