@@ -170,9 +170,9 @@ def test_no_refusal_speaks_of_rates(language: str) -> None:
     refusals: list[Refusal] = [
         errors.pressure(tokens=500, most=256, retry_s=9, language=language),
         errors.closed(reason="parked", message="", retry_s=9, language=language),
-        errors.expired(waited_s=60, message="loading", retry_s=9),
-        errors.full(wait_s=0.0, waiting=64, retry_s=9),
-        errors.stopping(2),
+        errors.expired(waited_s=60, message="loading", retry_s=9, language=language),
+        errors.full(wait_s=0.0, waiting=64, retry_s=9, language=language),
+        errors.stopping(2, language=language),
         errors.crashed(times=2, message=""),
         errors.cut(""),
     ]
@@ -185,7 +185,7 @@ def test_no_refusal_speaks_of_rates(language: str) -> None:
 
 
 def test_an_anthropic_client_gets_its_own_shape() -> None:
-    refusal = errors.full(wait_s=0.0, waiting=64, retry_s=9)
+    refusal = errors.full(wait_s=0.0, waiting=64, retry_s=9, language="en")
     assert refusal.http_status(Surface.ANTHROPIC) == 529
     assert json.loads(refusal.body(Surface.ANTHROPIC)) == {
         "type": "error",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from aiohttp import web
 
-from tidegate.gateway import errors, openai
+from tidegate.gateway import errors, instead, openai
 from tidegate.gateway.carry import Carrier
 from tidegate.gateway.client import Client
 from tidegate.gateway.completion import CompletionJob
@@ -15,6 +16,7 @@ from tidegate.gateway.control import Control, refusal_response
 from tidegate.gateway.errors import OVERLOADED, Refusal, Surface
 from tidegate.gateway.front import REQUESTS, Front
 from tidegate.gateway.headers import plain_path, request_headers
+from tidegate.gateway.instead import Instead
 from tidegate.gateway.models import Models
 from tidegate.gateway.passthrough import PassJob, generates, wants_stream
 from tidegate.gateway.voice import OpenAIVoice
@@ -143,7 +145,15 @@ class Desk:
         passed = request_headers(request.headers.items(), readable=True)
         voice = OpenAIVoice()
         job = CompletionJob(self._front, completion, target, passed, voice)
-        return await Carrier(self._front, Client(request, stream=completion.stream, voice=voice), job).run()
+        client = Client(request, stream=completion.stream, voice=voice, instead=self._instead(request, completion))
+        return await Carrier(self._front, client, job).run()
+
+    def _instead(self, request: web.BaseRequest, completion: openai.Completion) -> Instead | None:
+        """The shape of an answer in place of a refusal, if one is wanted."""
+        wish = request.headers.get(instead.HEADER, self._front.settings.gateway.on_pressure)
+        if wish not in ("error", "answer"):
+            raise RefusedError(errors.invalid(f"cannot take {instead.HEADER}: it is neither 'error' nor 'answer'"))
+        return Instead.of(completion, time.time()) if wish == "answer" else None
 
     async def _pass(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
         counted = generates(request.method, path)

@@ -107,10 +107,16 @@ class Carrier:
         self.flight = Flight()
         #: This attempt has passed something on.
         self._passed_on = False
+        #: Something of the answer has come to the client, from whichever worker.
+        self._content = False
         self._generation = -1
         self._comment_at = front.loop.time() + COMMENT_S
         self._held_since: float | None = None
         self._turn_by = front.loop.time() + front.settings.gateway.deadline
+
+    @property
+    def _language(self) -> str:
+        return self.front.settings.gateway.language
 
     async def run(self) -> web.StreamResponse:
         """The whole life of the request; returns what aiohttp is to send or has sent."""
@@ -130,7 +136,7 @@ class Carrier:
         except LineFullError:
             over = wait - self.front.settings.gateway.deadline
             retry = retry_after(over, RETRY_LEVEL_S, random.random())
-            refusal = errors.full(waiting=self.front.line.waiting, wait_s=wait, retry_s=retry)
+            refusal = errors.full(waiting=self.front.line.waiting, wait_s=wait, retry_s=retry, language=self._language)
             self.front.counters.add(REQUESTS, outcome=refusal.outcome)
             return await self._refuse(refusal)
         self._waiter = waiter
@@ -214,7 +220,7 @@ class Carrier:
         if self._waiter.placed:
             return None
         if front.stopping:
-            return errors.stopping(front.retry_after())
+            return errors.stopping(front.retry_after(), language=self._language)
         refusal = self.job.refusal(admitted=self.flight.sends > 0)
         if refusal is not None:
             return refusal
@@ -224,6 +230,7 @@ class Carrier:
                 waiting=front.line.waiting,
                 level=state.board.level.label,
                 retry_s=front.retry_after(RETRY_LEVEL_S),
+                language=self._language,
             )
         if state.board.usable and self._ready_at() <= now:
             self._held_since = None
@@ -231,7 +238,12 @@ class Carrier:
             self._held_since = now
         elif now - self._held_since >= front.settings.gateway.hold:
             retry = front.retry_after()
-            return errors.expired(waited_s=now - self._held_since, message=state.worker.message, retry_s=retry)
+            return errors.expired(
+                waited_s=now - self._held_since,
+                message=state.worker.message,
+                retry_s=retry,
+                language=self._language,
+            )
         return None
 
     def _next_look(self, now: float) -> float:
@@ -364,6 +376,7 @@ class Carrier:
         ``content`` False marks bytes that do no harm if they come again after a restart.
         """
         if content:
+            self._content = True
             self.flight.content()
         if not self._passed_on:
             self._passed_on = True
@@ -383,7 +396,7 @@ class Carrier:
         return await self.client.finish() if finished.response is None else finished.response
 
     async def _refuse(self, refusal: Refusal) -> web.StreamResponse:
-        return await self.client.refuse(refusal, self.front.headers())
+        return await self.client.refuse(refusal, self.front.headers(), blank=not self._content)
 
     def _degraded(self) -> list[str]:
         found = {

@@ -7,12 +7,14 @@ that the client has gone: aiohttp raises the same errors for the worker's connec
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 
 from aiohttp import web
 
 from tidegate.gateway import sse
 from tidegate.gateway.errors import Refusal, Surface
+from tidegate.gateway.instead import Instead, stands_for
 from tidegate.gateway.voice import OpenAIVoice, Voice
 
 JSON_TYPE = "application/json; charset=utf-8"
@@ -26,15 +28,23 @@ class ClientGoneError(Exception):
 
 
 class Client:
-    """``stream`` says that comments may be sent to it while it waits."""
+    """``stream`` says that comments may be sent to it while it waits; ``instead`` that it wants an answer where a
+    refusal would pass by itself."""
 
     def __init__(
-        self, request: web.BaseRequest, *, stream: bool, voice: Voice | None = None, surface: Surface = Surface.OPENAI
+        self,
+        request: web.BaseRequest,
+        *,
+        stream: bool,
+        voice: Voice | None = None,
+        surface: Surface = Surface.OPENAI,
+        instead: Instead | None = None,
     ) -> None:
         self.request = request
         self.stream = stream
         self.surface = surface if voice is None else voice.surface
         self._voice = OpenAIVoice() if voice is None else voice
+        self._instead = instead
         #: What the answer came to, for the metrics.
         self.outcome = ""
         self._response: web.StreamResponse | None = None
@@ -88,18 +98,36 @@ class Client:
             raise ClientGoneError from error
         return self._response
 
-    async def refuse(self, refusal: Refusal, headers: Mapping[str, str]) -> web.StreamResponse:
-        """Tell it no: as a status while that is possible, else as the last event of the stream."""
+    async def refuse(self, refusal: Refusal, headers: Mapping[str, str], *, blank: bool = True) -> web.StreamResponse:
+        """Tell it no: as a status while that is possible, else as the last event of the stream.
+
+        ``blank``: nothing of an answer was sent yet."""
         self.outcome = refusal.outcome
+        if self._instead is not None and blank and stands_for(refusal):
+            return await self._answer(self._instead, refusal, headers)
         if not self.begun:
             return web.Response(
                 status=refusal.http_status(self.surface),
                 body=refusal.body(self.surface),
                 headers={**headers, **refusal.all_headers(), "Content-Type": JSON_TYPE},
             )
+        return await self._end(refusal.event(self.surface))
+
+    async def _answer(self, instead: Instead, refusal: Refusal, headers: Mapping[str, str]) -> web.StreamResponse:
+        said = {**headers, **refusal.all_headers(), "x-tidegate-degraded": "refused"}
+        if not self.stream:
+            whole = self._voice.whole(instead.whole(refusal))
+            body = json.dumps(whole, ensure_ascii=False).encode("utf-8", "replace")
+            return web.Response(body=body, headers={**said, "Content-Type": JSON_TYPE})
+        if not self.begun:
+            await self.begin(200, {**stream_headers(self._voice.stream_type), **said})
+        chunks = [self._voice.chunk(chunk, sse.data_event(chunk)) for chunk in instead.chunks(refusal)]
+        return await self._end(b"".join(chunks) + self._voice.done())
+
+    async def _end(self, data: bytes) -> web.StreamResponse:
         try:
             async with asyncio.timeout(FAREWELL_S):
-                await self.write(refusal.event(self.surface))
+                await self.write(data)
                 return await self.finish()
         except TimeoutError as error:
             raise ClientGoneError from error

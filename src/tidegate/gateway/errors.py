@@ -139,38 +139,49 @@ def closed(*, reason: str, message: str, retry_s: int, language: str) -> Refusal
     return _unavailable(text, word, retry_s, "refused_pressure")
 
 
-def expired(*, waited_s: float, message: str, retry_s: int) -> Refusal:
+def expired(*, waited_s: float, message: str, retry_s: int, language: str) -> Refusal:
     """No worker came within the hold time."""
-    why = f": {message}" if message else ""
-    return _unavailable(
-        f"cannot answer: no worker was ready within {waited_s:.0f} s{why}. Retry in {retry_s} s.",
-        "worker_unavailable",
-        retry_s,
-        "expired",
-    )
+    if language == "zh":
+        why = f"（{message}）" if message else ""
+        text = f"无法回答：{waited_s:.0f} 秒内没有可用的模型进程{why}。请在 {retry_s} 秒后重试。"
+    else:
+        why = f": {message}" if message else ""
+        text = f"cannot answer: no worker was ready within {waited_s:.0f} s{why}. Retry in {retry_s} s."
+    return _unavailable(text, "worker_unavailable", retry_s, "expired")
 
 
-def late(*, waited_s: float, waiting: int, level: str, retry_s: int) -> Refusal:
+def late(*, waited_s: float, waiting: int, level: str, retry_s: int, language: str) -> Refusal:
     """Its turn did not come within the deadline."""
-    return _unavailable(
-        f"cannot answer: the request waited {waited_s:.0f} s for its turn, its deadline, and {waiting} wait with it "
-        f"(memory level {level}). Retry in {retry_s} s.",
-        "deadline",
-        retry_s,
-        "expired",
-    )
+    if language == "zh":
+        text = (
+            f"无法回答：请求已排队 {waited_s:.0f} 秒，达到等待上限，同时还有 {waiting} 个请求在等待"
+            f"（内存级别 {level}）。请在 {retry_s} 秒后重试。"
+        )
+    else:
+        text = (
+            f"cannot answer: the request waited {waited_s:.0f} s for its turn, its deadline, and {waiting} wait with "
+            f"it (memory level {level}). Retry in {retry_s} s."
+        )
+    return _unavailable(text, "deadline", retry_s, "expired")
 
 
-def full(*, waiting: int, wait_s: float, retry_s: int) -> Refusal:
+def full(*, waiting: int, wait_s: float, retry_s: int, language: str) -> Refusal:
     """The queue has no place left; ``wait_s`` is the expected wait in seconds, 0 where none is known."""
-    need = f" and need about {wait_s:.0f} s" if wait_s else ""
-    text = f"cannot queue the request: {waiting} are waiting already{need}. Retry in {retry_s} s."
+    if language == "zh":
+        need = f"，预计还需 {wait_s:.0f} 秒" if wait_s else ""
+        text = f"无法排队：已有 {waiting} 个请求在等待{need}。请在 {retry_s} 秒后重试。"
+    else:
+        need = f" and need about {wait_s:.0f} s" if wait_s else ""
+        text = f"cannot queue the request: {waiting} are waiting already{need}. Retry in {retry_s} s."
     return _unavailable(text, "queue_full", retry_s, "refused_full")
 
 
-def stopping(retry_s: int) -> Refusal:
+def stopping(retry_s: int, *, language: str) -> Refusal:
     """The gateway itself is on its way out."""
-    text = f"cannot answer: the service is stopping. Retry in {retry_s} s."
+    if language == "zh":
+        text = f"无法回答：服务正在停止。请在 {retry_s} 秒后重试。"
+    else:
+        text = f"cannot answer: the service is stopping. Retry in {retry_s} s."
     return _unavailable(text, "stopping", retry_s, "refused_stopping")
 
 

@@ -114,6 +114,7 @@ class GatewaySettings:
     hold: float = 60.0
     deadline: float = 240.0
     language: str = "en"
+    on_pressure: str = "error"
 
 
 @frozen

@@ -199,6 +199,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("gateway", "deadline", Kind.DURATION, "how long a request may wait for its turn behind others", 1, 3600),
     Setting("gateway", "language", Kind.TEXT, "language of the degraded hint", choices=("en", "zh")),
     Setting(
+        "gateway",
+        "on_pressure",
+        Kind.TEXT,
+        "what a client gets that is refused for lack of memory or time: an error, or an answer that says so",
+        choices=("error", "answer"),
+    ),
+    Setting(
         "log",
         "level",
         Kind.TEXT,
