@@ -192,6 +192,24 @@ def test_kills_from_outside_never_make_it_wait() -> None:
         life.ready(life.generation)
 
 
+def test_kills_from_outside_while_it_loads_are_no_failure_of_the_profile() -> None:
+    life = machine(S.READY)
+    life.exited(life.generation, why="SIGKILL", ready_for=0.1, foreign_kill=True)
+    waits = []
+    for _ in range(5):
+        (timer,) = life.exited(life.generation, why="SIGKILL", ready_for=None, foreign_kill=True)
+        assert isinstance(timer, Arm)
+        waits.append(timer.seconds)
+        life.backoff_elapsed()
+    assert waits == [0.0, 0.0, 1.0, 2.0, 4.0]
+    assert life.failures == 0
+    life.ready(life.generation)
+    life.exited(life.generation, why="SIGKILL", ready_for=0.1, foreign_kill=True)
+    assert life.exited(life.generation, why="SIGKILL", ready_for=None, foreign_kill=True) == [
+        Arm("backoff_elapsed", 0.0)
+    ]
+
+
 def test_backoff_has_a_ceiling() -> None:
     assert backoff(10_000) == 60.0
 

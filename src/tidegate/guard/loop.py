@@ -397,7 +397,7 @@ class Guard:
 
     def _worker_failed(self) -> None:
         life = self.worker.life
-        self.log.error(f"worker failed, {life.failures} in a row: {life.message}")
+        self.log.error(f"worker failed, {max(life.failures, life.kills)} in a row: {life.message}")
         if life.failures >= _GIVE_UP_AFTER:
             self.reactor.after("give up", 0.0, self._give_up)
 

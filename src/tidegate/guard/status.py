@@ -121,6 +121,6 @@ def _retry_after(guard: Guard) -> float:
         case WorkerState.PARKED:
             return max(_RETRY_S, guard.steps.state.park_delay)
         case WorkerState.BACKOFF:
-            return max(1.0, backoff(guard.worker.life.failures))
+            return max(1.0, backoff(max(guard.worker.life.failures, guard.worker.life.kills)))
         case _:
             return max(_RETRY_S, guard.settings.memory.hold)

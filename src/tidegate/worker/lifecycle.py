@@ -106,6 +106,8 @@ class Lifecycle:
         self.generation = generation
         self.profile: str | None = None
         self.failures = 0
+        #: Foreign SIGKILLs in a row while it loaded.
+        self.kills = 0
         self.message = ""
         self.next: Next | None = None
         self._failed = False
@@ -147,6 +149,7 @@ class Lifecycle:
             case WorkerState.STARTING if generation == self.generation:
                 self.state = WorkerState.READY
                 self.message = ""
+                self.kills = 0
                 return [Disarm()]
             case _:
                 return []
@@ -157,6 +160,12 @@ class Lifecycle:
         if generation != self.generation:
             return []
         match self.state:
+            case WorkerState.STARTING if foreign_kill and self._load_timeout is not None:
+                # Says nothing of the profile; but whoever kills it again and again while it loads is given time.
+                self.kills += 1
+                self.message = why
+                self.state = WorkerState.BACKOFF
+                return [Arm("backoff_elapsed", backoff(self.kills))]
             case WorkerState.STARTING:
                 return self._fail(why)
             case WorkerState.READY:
