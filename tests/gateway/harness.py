@@ -278,6 +278,8 @@ class Scene:
     engines: dict[int, Engine] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     streams: list[Stream] = field(default_factory=list)
+    #: Sent with every request that has no Authorization of its own.
+    key: str = ""
 
     def engine(self, generation: int = 1, *options: str) -> Engine:
         """Start an engine process; nobody is told of it yet."""
@@ -296,7 +298,7 @@ class Scene:
         """The state that the gateway knows."""
         connection = self.connect()
         with contextlib.closing(connection):
-            connection.request("GET", "/tidegate/events")
+            connection.request("GET", "/tidegate/events", headers={"Authorization": f"Bearer {self.key}"})
             with connection.getresponse() as response:
                 response.readline()
                 return json.loads(response.readline()[6:])
@@ -320,7 +322,8 @@ class Scene:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         connection = self.connect()
         with contextlib.closing(connection):
-            connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
+            own = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+            connection.request(method, path, data, {"Content-Type": "application/json", **own, **(headers or {})})
             response = connection.getresponse()
             return Reply(response.status, {n.lower(): v for n, v in response.getheaders()}, response.read())
 

@@ -279,6 +279,8 @@ def good(setting: Setting) -> st.SearchStrategy[Any]:
                 "listen": st.just("[::1]:80"),
                 "name": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}", fullmatch=True),
                 "model": st.text(st.characters(exclude_characters="\0"), min_size=1),
+                "keys": st.just("/etc/tidegate/keys"),
+                "control_keys": st.just("/etc/tidegate/control-keys"),
             }[setting.key]
 
 

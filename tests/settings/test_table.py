@@ -40,7 +40,7 @@ def test_defaults_pass_their_own_check(setting: Setting) -> None:
     default = default_of(setting)
     if default is None or default == "":
         assert setting.section == "fence" or setting.key in (
-            *("budget", "name", "model", "unit", "process", "cgroup", "url", "memory_min"),
+            *("budget", "name", "model", "unit", "process", "cgroup", "url", "memory_min", "keys", "control_keys"),
         )
         return
     assert setting.parse(list(default) if isinstance(default, tuple) else default) == default
@@ -87,7 +87,7 @@ def test_every_environment_name_sets_its_key() -> None:
             Kind.DURATION: "7s",
             Kind.INTEGER: "77",
             Kind.WORDS: "a.service b.service",
-            Kind.SWITCH: "false",
+            Kind.SWITCH: "true" if default_of(setting) is False else "false",
             Kind.TEXT: setting.choices[-1] if setting.choices else "h:1",
         }[setting.kind]
         environ = {setting.env: other}
@@ -121,6 +121,8 @@ def shown_default(setting: Setting) -> str:
                 "oom_group": "`true`",
                 "cpu_weight": "`50`",
                 "memory_min": "none",
+                "keys": "none",
+                "control_keys": "none",
             }[setting.key]
         case ():
             return "none"

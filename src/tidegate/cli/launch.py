@@ -28,8 +28,9 @@ from tidegate.cli.settings_flags import flags_again, settings_from
 from tidegate.errors import TidegateError
 from tidegate.guard.notify import LISTENER, Notifier
 from tidegate.guard.plan import Plan
+from tidegate.settings.keys import read_keys
 from tidegate.settings.load import parse_listen
-from tidegate.settings.model import Settings
+from tidegate.settings.model import GatewaySettings, Settings
 from tidegate.settings.paths import run_directory
 
 #: Clients that may wait in the kernel while the gateway is busy or being started again.
@@ -60,6 +61,7 @@ def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
         trouble = fence_unit(attachment.name, settings.fence)
         if trouble:
             print(f"tidegate: warning: cannot set the fence of {attachment.label}: {trouble}", file=sys.stderr)
+    check_access(settings.gateway, gateway=gateway)
     kept = fitting(kept_listeners(), settings.gateway.listen) if gateway else None
     leaving = handover.dismiss_gateway(directory)
     if kept is None:
@@ -95,14 +97,41 @@ def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
             continue
         os.set_inheritable(fd, True)
     if listeners:
-        if not _is_local(listeners[0]):
+        if not settings.gateway.keys and not _is_local(listeners[0]):
             print(
-                "tidegate: warning: anybody who reaches this address may use it: there is no key yet", file=sys.stderr
+                "tidegate: warning: anybody who reaches this address may use it: no key is asked for", file=sys.stderr
             )
         print(f"tidegate: listening on {_shown(listeners[0], settings.gateway.listen)}", file=sys.stderr, flush=True)
     guard = os.path.join(source, "tidegate", "guard", "__main__.py")
     compile_once(os.path.join(source, "tidegate"))
     os.execv(sys.executable, [sys.executable, "-I", "-S", guard, str(plan_fd)])
+
+
+def check_access(settings: GatewaySettings, *, gateway: bool) -> None:
+    """Read the files of keys once, to see that they can be read.
+
+    Raises:
+        TidegateError: one cannot be used, or there is none and the address can be reached from other machines.
+    """
+    for name, path in (("keys", settings.keys), ("control_keys", settings.control_keys)):
+        if path is not None:
+            read_keys(path, f"gateway.{name}")
+    address = parse_listen(settings.listen)
+    if not gateway or isinstance(address, str) or settings.keys or settings.without_keys:
+        return
+    if not all(ipaddress.ip_address(found.partition("%")[0]).is_loopback for found in _addresses(address[0])):
+        raise TidegateError(
+            f"cannot listen on {settings.listen} without keys: everybody in its network could use the model",
+            hint="set gateway.keys to a file of keys, or gateway.without_keys = true",
+        )
+
+
+def _addresses(host: str) -> list[str]:
+    """What ``host`` stands for; nothing if it cannot be told, which binding will say."""
+    try:
+        return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        return []
 
 
 def compile_once(package: str) -> None:

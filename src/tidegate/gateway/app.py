@@ -9,6 +9,7 @@ import time
 from aiohttp import web
 
 from tidegate.gateway import errors, instead, openai
+from tidegate.gateway.access import CREDENTIALS, Access
 from tidegate.gateway.carry import Carrier
 from tidegate.gateway.client import Client
 from tidegate.gateway.completion import CompletionJob
@@ -45,8 +46,9 @@ class RefusedError(Exception):
 class Desk:
     """Takes every request. Serve it with ``handler_cancellation``: a client that leaves must end its request."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, access: Access) -> None:
         self._front = front
+        self._access = access
         self._control = Control(front)
         self._models = Models(front)
         self._held_bytes = 0
@@ -81,6 +83,10 @@ class Desk:
         if path is None or request.method not in _METHODS:
             status = 400 if path is None else 405
             return refusal_response(errors.invalid("cannot pass this on: its path or method is unusual", status=status))
+        barred = self._access.refusal(path, request.headers)
+        if barred is not None:
+            self._front.counters.add(REQUESTS, outcome=barred.outcome)
+            return refusal_response(barred, _surface(path))
         own = self._own.get(("GET" if request.method == "HEAD" else request.method, path))
         if own is not None:
             return await own(request)
@@ -142,7 +148,7 @@ class Desk:
         except openai.InvalidRequestError as error:
             raise RefusedError(errors.invalid(error.message, error.param)) from None
         target = request.raw_path if path.startswith("/v1/") else "/v1" + request.raw_path
-        passed = request_headers(request.headers.items(), readable=True)
+        passed = self._passed(request, readable=True)
         voice = OpenAIVoice()
         job = CompletionJob(self._front, completion, target, passed, voice)
         client = Client(request, stream=completion.stream, voice=voice, instead=self._instead(request, completion))
@@ -157,8 +163,18 @@ class Desk:
 
     async def _pass(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
         counted = generates(request.method, path)
-        headers = request_headers(request.headers.items(), readable=False)
+        headers = self._passed(request, readable=False)
         job = PassJob(self._front, request.method, request.raw_path, headers, body, counted=counted)
-        surface = Surface.ANTHROPIC if path.startswith("/v1/messages") else Surface.OPENAI
-        client = Client(request, stream=counted and wants_stream(body), surface=surface)
+        client = Client(request, stream=counted and wants_stream(body), surface=_surface(path))
         return await Carrier(self._front, client, job).run()
+
+    def _passed(self, request: web.BaseRequest, *, readable: bool) -> dict[str, str]:
+        """The client's headers for the engine, without a key that is for us."""
+        found = request_headers(request.headers.items(), readable=readable)
+        if not self._access.asks:
+            return found
+        return {name: value for name, value in found.items() if name.lower() not in CREDENTIALS}
+
+
+def _surface(path: str) -> Surface:
+    return Surface.ANTHROPIC if path.startswith("/v1/messages") else Surface.OPENAI

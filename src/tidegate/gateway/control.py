@@ -12,7 +12,7 @@ from aiohttp import web
 from tidegate.gateway import errors, openai
 from tidegate.gateway.assemble import Json, Object
 from tidegate.gateway.client import JSON_TYPE, stream_headers
-from tidegate.gateway.errors import Refusal
+from tidegate.gateway.errors import Refusal, Surface
 from tidegate.gateway.front import Front
 from tidegate.gateway.link import CommandError, NoGuardError
 from tidegate.gateway.sse import comment, data_event
@@ -45,10 +45,12 @@ _QUEUED = Family("tidegate_requests_queued", "gauge", "Requests waiting for the 
 _GUARD = Family("tidegate_guard_connected", "gauge", "1 while the guard is connected.")
 
 
-def refusal_response(refusal: Refusal) -> web.Response:
+def refusal_response(refusal: Refusal, surface: Surface = Surface.OPENAI) -> web.Response:
     """A refusal outside any request for the worker."""
     return web.Response(
-        status=refusal.status, body=refusal.body(), headers={**refusal.all_headers(), "Content-Type": JSON_TYPE}
+        status=refusal.http_status(surface),
+        body=refusal.body(surface),
+        headers={**refusal.all_headers(), "Content-Type": JSON_TYPE},
     )
 
 

@@ -20,10 +20,12 @@ from typing import TextIO
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from tidegate.errors import Exit
+from tidegate.errors import Exit, TidegateError
+from tidegate.gateway.access import Access
 from tidegate.gateway.app import Desk
 from tidegate.gateway.front import Front
-from tidegate.settings.model import LogSettings, Settings
+from tidegate.settings.keys import read_keys
+from tidegate.settings.model import GatewaySettings, LogSettings, Settings
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +110,9 @@ def set_up_logging(settings: LogSettings) -> None:
 class Process:
     """Serves ``sockets`` until told to stop."""
 
-    def __init__(self, settings: Settings, socket_path: str, sockets: Sequence[socket.socket]) -> None:
+    def __init__(self, settings: Settings, socket_path: str, sockets: Sequence[socket.socket], access: Access) -> None:
         self._settings = settings
+        self._access = access
         self._socket_path = socket_path
         self._sockets = sockets
         self._stop_within: asyncio.Future[float] | None = None
@@ -122,7 +125,7 @@ class Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         front = Front(self._settings, self._socket_path, self.stop)
-        desk = Desk(front)
+        desk = Desk(front, self._access)
         server = web.Server(
             desk.handle, handler_cancellation=True, access_log=None, keepalive_timeout=KEEPALIVE_S, lingering_time=0
         )
@@ -190,6 +193,12 @@ class Process:
             task.cancel()
 
 
+def _access(settings: GatewaySettings) -> Access:
+    named = (("gateway.keys", settings.keys), ("gateway.control_keys", settings.control_keys))
+    keys, control = (() if path is None else read_keys(path, name) for name, path in named)
+    return Access(keys, control)
+
+
 def main(argv: Sequence[str]) -> Exit:
     """``--settings-fd N --listen-fd M [--listen-fd M2] --socket PATH``: the guard's way of starting it."""
     parser = argparse.ArgumentParser(prog="python -m tidegate.gateway")
@@ -201,7 +210,8 @@ def main(argv: Sequence[str]) -> Exit:
         with os.fdopen(options.settings_fd, "rb") as file:
             settings = Settings.from_json(json.load(file))
         sockets = [socket.socket(fileno=number) for number in options.listen_fd]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        access = _access(settings.gateway)
+    except (OSError, ValueError, KeyError, TypeError, TidegateError) as error:
         print(f"cannot start the gateway: {error}", file=sys.stderr)
         return Exit.CANNOT_START
     for sock in sockets:
@@ -209,7 +219,7 @@ def main(argv: Sequence[str]) -> Exit:
     set_up_logging(settings.log)
 
     async def serve() -> None:
-        await Process(settings, options.socket, sockets).run()
+        await Process(settings, options.socket, sockets, access).run()
 
     asyncio.run(serve())
     return Exit.FINE

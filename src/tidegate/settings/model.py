@@ -115,6 +115,9 @@ class GatewaySettings:
     deadline: float = 240.0
     language: str = "en"
     on_pressure: str = "error"
+    keys: str | None = None
+    control_keys: str | None = None
+    without_keys: bool = False
 
 
 @frozen

@@ -205,6 +205,11 @@ SETTINGS: tuple[Setting, ...] = (
         "what a client gets that is refused for lack of memory or time: an error, or an answer that says so",
         choices=("error", "answer"),
     ),
+    Setting("gateway", "keys", Kind.TEXT, "file of API keys, mode 0600, one a line; clients need one then"),
+    Setting(
+        "gateway", "control_keys", Kind.TEXT, "the same for status, events, metrics and orders; they open everything"
+    ),
+    Setting("gateway", "without_keys", Kind.SWITCH, "listen beyond this machine although no key is asked for"),
     Setting(
         "log",
         "level",
