@@ -92,9 +92,8 @@ def test_a_burst_of_twenty_long_requests(up: Up) -> None:
         assert 1 <= int(answer.retry_after) <= 120
         assert "deadline" in error["message"] or "memory" in error["message"]
     refusals.sort()
-    # The engine counts on the cores that it generates on: now and then its answer waits for them, and the first one
-    # comes beside the counts of all twenty.
-    assert refusals[len(refusals) // 2] <= 0.05
+    # The engine counts on the cores that it generates on: now and then its answer waits for them.
+    assert refusals[len(refusals) * 9 // 10] <= 0.05
     assert refusals[-1] <= 0.5
     assert sampler.most <= BUDGET
     assert door.worker()["pid"] == worker["pid"]
