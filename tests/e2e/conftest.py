@@ -52,6 +52,16 @@ def engine_fixture(request: pytest.FixtureRequest) -> RealEngine:
 @pytest.fixture(name="up")
 def up_fixture(model: str, engine: RealEngine) -> Iterator[Up]:
     """``up(config, *arguments)`` runs `tidegate up` with a real engine."""
+    yield from _ups(engine)
+
+
+@pytest.fixture(name="module_up", scope="module")
+def module_up_fixture(model: str) -> Iterator[Up]:
+    """The same with xllamacpp, for all tests of a module."""
+    yield from _ups(real_engine("xllamacpp"))
+
+
+def _ups(engine: RealEngine) -> Iterator[Up]:
     started: list[Door] = []
     directories: list[Path] = []
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from tidegate.gateway import errors, instead, openai
+from tidegate.gateway import dialects, errors, instead, openai
 from tidegate.gateway.access import CREDENTIALS, Access
 from tidegate.gateway.carry import Carrier
-from tidegate.gateway.client import Client
+from tidegate.gateway.client import JSON_TYPE, Client
 from tidegate.gateway.completion import CompletionJob
 from tidegate.gateway.control import Control, refusal_response
-from tidegate.gateway.errors import OVERLOADED, Refusal, Surface
+from tidegate.gateway.errors import OVERLOADED, Refusal
 from tidegate.gateway.front import REQUESTS, Front
 from tidegate.gateway.headers import plain_path, request_headers
 from tidegate.gateway.instead import Instead
 from tidegate.gateway.models import Models
 from tidegate.gateway.passthrough import PassJob, generates, wants_stream
-from tidegate.gateway.voice import OpenAIVoice
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +31,6 @@ MOST_BODY_BYTES = 16 << 20
 #: All bodies that are held at once. The gateway must not be what fills the memory it guards.
 MOST_BODIES_BYTES = 32 << 20
 
-_CHAT = frozenset({"/v1/chat/completions", "/chat/completions"})
-_TEXT = frozenset({"/v1/completions", "/completions"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -58,7 +57,7 @@ class Desk:
         #: Set while nothing is being served, the gateway's own endpoints left out.
         self.idle = asyncio.Event()
         self.idle.set()
-        self._own = {
+        self._own: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {
             ("GET", "/"): self._control.dashboard,
             ("GET", "/healthz"): self._control.healthz,
             ("GET", "/readyz"): self._control.readyz,
@@ -67,6 +66,7 @@ class Desk:
             ("GET", "/tidegate/events"): self._control.events,
             ("GET", "/v1/models"): self._models.list,
             ("GET", "/models"): self._models.list,
+            ("GET", "/api/tags"): self._models.tags,
         }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -86,7 +86,7 @@ class Desk:
         barred = self._access.refusal(path, request.headers)
         if barred is not None:
             self._front.counters.add(REQUESTS, outcome=barred.outcome)
-            return refusal_response(barred, _surface(path))
+            return refusal_response(barred, dialects.surface(path))
         own = self._own.get(("GET" if request.method == "HEAD" else request.method, path))
         if own is not None:
             return await own(request)
@@ -99,12 +99,12 @@ class Desk:
             size = len(body)
             if request.method == "POST" and path == "/slots/action":
                 return await self._control.slots_action(request, body)
-            if request.method == "POST" and (path in _CHAT or path in _TEXT):
-                return await self._complete(request, path, body)
+            if request.method == "POST" and (read := dialects.find(path)) is not None:
+                return await self._complete(request, read, body)
             return await self._pass(request, path, body)
         except RefusedError as refused:
             self._front.counters.add(REQUESTS, outcome=refused.refusal.outcome)
-            return refusal_response(refused.refusal)
+            return refusal_response(refused.refusal, dialects.surface(path))
         finally:
             self._held_bytes -= size
             self._busy -= 1
@@ -142,14 +142,17 @@ class Desk:
             raise
         return bytes(body)
 
-    async def _complete(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
+    async def _complete(self, request: web.BaseRequest, read: dialects.Dialect, body: bytes) -> web.StreamResponse:
         try:
-            completion = openai.parse(body, chat=path in _CHAT)
+            asked = read(body, time.time)
         except openai.InvalidRequestError as error:
             raise RefusedError(errors.invalid(error.message, error.param)) from None
-        target = request.raw_path if path.startswith("/v1/") else "/v1" + request.raw_path
+        if asked.at_once is not None:
+            return web.Response(body=json.dumps(asked.at_once).encode(), headers={"Content-Type": JSON_TYPE})
+        completion, voice = asked.completion, asked.voice
         passed = self._passed(request, readable=True)
-        voice = OpenAIVoice()
+        query = request.raw_path.partition("?")[2]
+        target = asked.target + (f"?{query}" if query else "")
         job = CompletionJob(self._front, completion, target, passed, voice)
         client = Client(request, stream=completion.stream, voice=voice, instead=self._instead(request, completion))
         return await Carrier(self._front, client, job).run()
@@ -165,7 +168,7 @@ class Desk:
         counted = generates(request.method, path)
         headers = self._passed(request, readable=False)
         job = PassJob(self._front, request.method, request.raw_path, headers, body, counted=counted)
-        client = Client(request, stream=counted and wants_stream(body), surface=_surface(path))
+        client = Client(request, stream=counted and wants_stream(body), surface=dialects.surface(path))
         return await Carrier(self._front, client, job).run()
 
     def _passed(self, request: web.BaseRequest, *, readable: bool) -> dict[str, str]:
@@ -174,7 +177,3 @@ class Desk:
         if not self._access.asks:
             return found
         return {name: value for name, value in found.items() if name.lower() not in CREDENTIALS}
-
-
-def _surface(path: str) -> Surface:
-    return Surface.ANTHROPIC if path.startswith("/v1/messages") else Surface.OPENAI

@@ -28,6 +28,19 @@ class Surface(StrEnum):
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
+
+
+#: The names that Anthropic's API has for statuses.
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,8 @@ class Refusal:
         """The end of a stream that had already begun."""
         if surface is Surface.ANTHROPIC:
             return b"event: error\n" + data_event(self._value(surface))
+        if surface is Surface.OLLAMA:
+            return self.body(surface) + b"\n"
         return data_event(self._value(surface)) + DONE
 
     def http_status(self, surface: Surface) -> int:
@@ -67,8 +82,10 @@ class Refusal:
 
     def _value(self, surface: Surface) -> Object:
         if surface is Surface.ANTHROPIC:
-            kind = "overloaded_error" if self.status == 503 else self.type
+            kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
             return {"type": "error", "error": {"type": kind, "message": self.message}}
+        if surface is Surface.OLLAMA:
+            return {"error": self.message}
         error: Object = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": {**error, **self.more}}
 

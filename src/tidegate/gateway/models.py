@@ -1,10 +1,11 @@
-"""``GET /v1/models``: the engine's list, or the last known one, or the profiles' models. Never held."""
+"""The models: the engine's list, or the last known one, or the profiles'. Never held."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import time
 
 import aiohttp
 from aiohttp import web
@@ -12,6 +13,7 @@ from aiohttp import web
 from tidegate.gateway.assemble import Json
 from tidegate.gateway.client import JSON_TYPE
 from tidegate.gateway.front import Front
+from tidegate.gateway.ollama import tags
 
 #: Seconds that the worker gets. A user interface asks for the list before it shows anything.
 MODELS_S = 1.0
@@ -23,9 +25,25 @@ class Models:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._last = b""
+        self._began = time.time()
 
     async def list(self, _: web.BaseRequest) -> web.Response:
         """``GET /v1/models`` and ``GET /models``."""
+        return self._answer(await self._known())
+
+    async def tags(self, _: web.BaseRequest) -> web.Response:
+        """``GET /api/tags``."""
+        try:
+            data = json.loads(await self._known())["data"]
+            names = [str(entry["id"]) for entry in data]
+        except (ValueError, KeyError, TypeError):
+            names = []
+        return self._answer(json.dumps(tags(names, modified=self._began)).encode())
+
+    def _answer(self, body: bytes) -> web.Response:
+        return web.Response(body=body, headers={**self._front.headers(), "Content-Type": JSON_TYPE})
+
+    async def _known(self) -> bytes:
         front = self._front
         if front.station.state.board.usable:
             try:
@@ -37,8 +55,7 @@ class Models:
                             self._last = data
             except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError):
                 pass
-        body = self._last or json.dumps(self._profiles()).encode()
-        return web.Response(body=body, headers={**front.headers(), "Content-Type": JSON_TYPE})
+        return self._last or json.dumps(self._profiles()).encode()
 
     def _profiles(self) -> Json:
         names = dict.fromkeys(os.path.basename(profile.model) for profile in self._front.settings.worker.profiles)

@@ -147,7 +147,15 @@ def parse(data: bytes, *, chat: bool) -> Completion:
     Raises:
         InvalidRequestError: as :func:`decode`, or a key that the gateway needs has the wrong type.
     """
-    body = decode(data)
+    return check(decode(data), chat=chat)
+
+
+def check(body: Object, *, chat: bool) -> Completion:
+    """The same for a body that was read already.
+
+    Raises:
+        InvalidRequestError: a key that the gateway needs has the wrong type.
+    """
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequestError("cannot take 'stream': it is not true or false", "stream")

@@ -23,14 +23,11 @@ _GENERATING = frozenset(
         "/chat/completions",
         "/embedding",
         "/embeddings",
-        "/messages",
         "/infill",
         "/responses",
         "/rerank",
         "/reranking",
         "/audio/transcriptions",
-        "/api/chat",
-        "/api/generate",
         "/api/embed",
     }
 )
