@@ -72,7 +72,13 @@ def test_critical_refuses_long_generating_posts_in_their_own_shape(stage: Scene)
     stage.tell(level="critical")
     reply = stage.post("/v1/embeddings", {"input": "word " * 2000})
     assert (reply.status, reply.error["reason"]) == (503, "memory_pressure")
-    reply = stage.post("/v1/messages", {"messages": [{"role": "user", "content": "word " * 2000}]})
+    long = {"messages": [{"role": "user", "content": "word " * 2000}]}
+    for path, body in (("/api/chat", long), ("/api/generate", {"prompt": "word " * 2000})):
+        reply = stage.post(path, body)
+        assert reply.status == 503
+        assert reply.json.keys() == {"error"}
+        assert "memory on this device is low" in reply.json["error"]
+    reply = stage.post("/v1/messages", {**long, "max_tokens": 5})
     assert (reply.status, reply.json["type"], reply.error["type"]) == (529, "error", "overloaded_error")
     assert int(reply.headers["retry-after"]) >= 1
 
