@@ -51,7 +51,19 @@ def test_port_taken(place: Path) -> None:
 
 
 def test_address_of_another_machine(place: Path) -> None:
-    refused(place, "up", "--listen", "192.0.2.1:8080", why="cannot listen on 192.0.2.1:8080: Cannot assign requested")
+    (place / "tidegate.toml").write_text(fake_config(place) + "\n[gateway]\nwithout_keys = true\n")
+    refused(
+        place, "up", "--listen", "192.0.2.1:8080",
+        why="cannot listen on 192.0.2.1:8080: Cannot assign requested",
+    )  # fmt: skip
+
+
+def test_beyond_this_machine_without_keys(place: Path) -> None:
+    refused(
+        place, "up", "--listen", "0.0.0.0:8080",
+        why="cannot listen on 0.0.0.0:8080 without keys: everybody in its network could use the model",
+        hint="set gateway.keys to a file of keys, or gateway.without_keys = true",
+    )  # fmt: skip
 
 
 def test_two_instances(place: Path) -> None:
