@@ -42,10 +42,11 @@ class Finished:
 
 @dataclass(frozen=True)
 class EngineSaid:
-    """The engine answered with an error."""
+    """The engine answered with an error; ``fault`` if no healthy one would (from 500 on)."""
 
     status: int
     error: Json
+    fault: bool = True
 
 
 Result: TypeAlias = Finished | EngineSaid | Loss
@@ -301,7 +302,7 @@ class Carrier:
             if self.flight.stage is Stage.SENT and job.reshape(result):
                 self.flight.retracted()
                 return None
-            if result.status >= 500 and result.status != _NOT_SUPPORTED:
+            if result.fault and result.status >= 500 and result.status != _NOT_SUPPORTED:
                 self.front.engine_fault()
             self.flight.finished()
             return await self._refuse(job.refused(result))

@@ -246,7 +246,7 @@ class CompletionJob:
         except EngineError as error:
             return EngineSaid(_status_of(error.body), error.body)
         except DiffersError:
-            return EngineSaid(503, {"message": _DIFFERS, "type": "server_error", "code": "worker_lost"})
+            return EngineSaid(503, {"message": _DIFFERS, "type": "server_error", "code": "worker_lost"}, fault=False)
         except ValueError as error:
             return EngineSaid(502, {"message": str(error), "type": "server_error"})
 
