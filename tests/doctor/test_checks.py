@@ -129,7 +129,7 @@ FAULTS: list[tuple[Files, dict[str, int | None], str, Severity, list[str]]] = [
         {"SwapTotal": 2000000, "SwapFree": 2000000},
         "reclaim.swappiness",
         Severity.INFO,
-        ["zram", "vm.swappiness=120"],
+        ["zram", "vm.swappiness=150"],
     ),
     (
         {

@@ -117,10 +117,12 @@ def test_garbage_in_proc_harms_nobody(board: Board, garbage: str) -> None:
         (None, "max", "/system.slice/camera.service has no memory.min now"),
     ],
 )
-def test_memory_min_is_worth_what_every_ancestor_gives(
-    board: Board, service: str | None, slice_: str, trouble: str
+@pytest.mark.parametrize("kind", ["min", "low"])
+def test_memory_is_worth_what_every_ancestor_gives(
+    board: Board, kind: str, service: str | None, slice_: str, trouble: str
 ) -> None:
     if service is not None:
-        (board.unit / "memory.min").write_text(f"{service}\n")
-    (board.unit.parent / "memory.min").write_text(f"{slice_}\n")
-    assert unprotected_memory(CAMERA[0][1], 1 << 30, str(board.root)) == trouble
+        (board.unit / f"memory.{kind}").write_text(f"{service}\n")
+    (board.unit.parent / f"memory.{kind}").write_text(f"{slice_}\n")
+    found = unprotected_memory(CAMERA[0][1], 1 << 30, kind, str(board.root))
+    assert found == trouble.replace("memory.min", f"memory.{kind}")

@@ -40,7 +40,19 @@ def test_defaults_pass_their_own_check(setting: Setting) -> None:
     default = default_of(setting)
     if default is None or default == "":
         assert setting.section == "fence" or setting.key in (
-            *("budget", "name", "model", "unit", "process", "cgroup", "url", "memory_min", "keys", "control_keys"),
+            *(
+                "budget",
+                "name",
+                "model",
+                "unit",
+                "process",
+                "cgroup",
+                "url",
+                "memory_min",
+                "memory_low",
+                "keys",
+                "control_keys",
+            ),
         )
         return
     assert setting.parse(list(default) if isinstance(default, tuple) else default) == default
@@ -121,6 +133,7 @@ def shown_default(setting: Setting) -> str:
                 "oom_group": "`true`",
                 "cpu_weight": "`50`",
                 "memory_min": "none",
+                "memory_low": "none",
                 "keys": "none",
                 "control_keys": "none",
             }[setting.key]

@@ -86,6 +86,23 @@ def test_more_that_somebody_gave_a_slice_stays(tmp_path: Path, theirs: str, stay
     assert ("system.slice" not in found) is stays
 
 
+@pytest.mark.parametrize(("theirs", "stays"), [("1G", True), ("infinity", True), ("1M", False)])
+def test_more_that_somebody_gave_a_unit_stays(tmp_path: Path, theirs: str, stays: bool) -> None:
+    write(tmp_path, "etc/systemd/system.control/a.service.d/50-MemoryMin.conf", f"[Service]\nMemoryMin={theirs}\n")
+    found = drop_ins.render(ProtectSettings(units=("a.service",), memory_min=8 * MIB), str(tmp_path))
+    text = dict(found.files)["/etc/systemd/system/a.service.d/60-tidegate.conf"]
+    assert ("MemoryMin" not in text) is stays
+    assert any(note.startswith(f"a.service: its MemoryMin={theirs}") for note in found.notes) is stays
+
+
+def test_memory_low_goes_up_the_chain_too(tmp_path: Path) -> None:
+    protect = ProtectSettings(units=("a.service", "b.service"), memory_min=MIB, memory_low=3 * MIB)
+    found = dict(drop_ins.render(protect, str(tmp_path)).files)
+    assert f"MemoryMin={MIB}\nMemoryLow={3 * MIB}\n" in found["/etc/systemd/system/a.service.d/60-tidegate.conf"]
+    text = found["/etc/systemd/system/system.slice.d/60-tidegate.conf"]
+    assert f"MemoryMin={2 * MIB + OWN_MEMORY_MIN}\nMemoryLow={6 * MIB}\n" in text
+
+
 def test_units_that_are_not_there_are_said(tmp_path: Path) -> None:
     write(tmp_path, "etc/systemd/system/a@.service")
     notes = drop_ins.render(ProtectSettings(units=("a@1.service", "b.service")), str(tmp_path)).notes

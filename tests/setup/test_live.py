@@ -12,7 +12,7 @@ from setup.trees import make_tree
 from tidegate.errors import TidegateError
 from tidegate.setup import execution, planning
 from tidegate.setup.machine import look_around, parse_version, read_machine
-from tidegate.setup.operations import ApplyMemoryMin, Operation, SetSysctl, Systemctl
+from tidegate.setup.operations import ApplyMemory, Operation, SetSysctl, Systemctl
 from tidegate.setup.planning import Plan, Scene, Wanted, plan_setup, plan_undo
 from tidegate.setup.sysctls import KEYS
 
@@ -146,18 +146,20 @@ def test_memory_min_of_what_runs_follows_its_files(live: Live, systemctl: Callab
     group = live.root / "sys/fs/cgroup/a.slice/camera.service"
     group.mkdir(parents=True)
     (group / "memory.min").write_text("0")
+    (group / "memory.low").write_text("0")
     shown = live.root.parent / "shown"
     (live.root.parent / "tools/systemctl").write_text(f"#!/bin/sh\n[ $1 != show ] || cat {shown}\n")
     for value, written in (("5", "5"), ("infinity", "max")):
-        shown.write_text(f"ControlGroup=/a.slice/camera.service\nMemoryMin={value}\n")
-        execution.run((ApplyMemoryMin("camera.service"),), str(live.root), warn=pytest.fail)
+        shown.write_text(f"ControlGroup=/a.slice/camera.service\nMemoryMin={value}\nMemoryLow=7\n")
+        execution.run((ApplyMemory("camera.service"),), str(live.root), warn=pytest.fail)
         assert (group / "memory.min").read_text() == written
+        assert (group / "memory.low").read_text() == "7"
     # One that does not run.
     shown.write_text("ControlGroup=\nMemoryMin=5\n")
     plan = plan_setup((*WANTED, drop_in), VALUES, live.scene(drop_in))
-    assert plan.operations[-2] == ApplyMemoryMin("camera.service")
+    assert plan.operations[-2] == ApplyMemory("camera.service")
     assert live.run(plan) == []
-    assert ApplyMemoryMin("camera.service") in plan_undo(live.scene()).operations
+    assert ApplyMemory("camera.service") in plan_undo(live.scene()).operations
 
 
 def test_a_unit_of_somebodys_runs_again_after_undo(live: Live, systemctl: Callable[[str], list[str]]) -> None:

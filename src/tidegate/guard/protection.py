@@ -99,11 +99,13 @@ class Protection:
         """Start the rounds, if there is anything to protect."""
         if not self._settings.processes and not self._groups:
             return
-        if self._settings.memory_min:
-            for unit, group in self._groups:
-                trouble = unprotected_memory(group, self._settings.memory_min)
+        promised = (("min", self._settings.memory_min), ("low", self._settings.memory_low))
+        for unit, group in self._groups:
+            for kind, size in promised:
+                trouble = unprotected_memory(group, size, kind) if size else ""
                 if trouble:
-                    self._say(f"protect: {unit}: {trouble}; tidegate setup writes MemoryMin= where it is needed")
+                    name = f"Memory{kind.capitalize()}="
+                    self._say(f"protect: {unit}: {trouble}; tidegate setup writes {name} where it is needed")
         self._round()
 
     def _round(self) -> None:
@@ -126,21 +128,23 @@ class Protection:
             self._log.warning(message)
 
 
-def unprotected_memory(group: str, wanted: int, root: str = "/") -> str:
-    """Why the v2 group at the path ``group`` does not have ``wanted`` bytes of memory.min in effect, or "".
+def unprotected_memory(group: str, wanted: int, kind: str = "min", root: str = "/") -> str:
+    """Why the v2 group at the path ``group`` has not ``wanted`` bytes of memory.min (``kind`` "low": memory.low) in
+    effect, or "".
 
     Every ancestor bounds it: a slice with memory.min 0 makes its services' own worth nothing.
     """
+    file = f"memory.{kind}"
     hierarchy = cgroup.find_hierarchy(None, root)
     if not hierarchy.memory or hierarchy.is_v1:
-        return "memory.min is not to be had without the memory controller of cgroup v2"
+        return f"{file} is not to be had without the memory controller of cgroup v2"
     path = group
     while path and path != "/":
-        word = read_word(f"{hierarchy.directory_of(path)}/memory.min")
+        word = read_word(f"{hierarchy.directory_of(path)}/{file}")
         if word is None:
-            return f"{path} has no memory.min now"
+            return f"{path} has no {file} now"
         held = _NO_BOUND if word == b"max" else int(word) if word.isdigit() else 0
         if held < wanted:
-            return f"memory.min of {path} is {format_size(held)}, below {format_size(wanted)}"
+            return f"{file} of {path} is {format_size(held)}, below {format_size(wanted)}"
         path = path.rpartition("/")[0]
     return ""

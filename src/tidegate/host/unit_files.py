@@ -1,7 +1,7 @@
 """systemd's unit files as they lie on disk, with their drop-ins. systemd itself is not asked: a tree has none running.
 
-The rules are those of systemd.unit(5): /etc before /run before /usr/lib, drop-ins by name over all directories, an
-empty value takes back what was said before, an empty file masks the unit.
+The rules are those of systemd.unit(5): what `systemctl set-property` wrote, then /etc before /run before /usr/lib,
+drop-ins by name over all directories, an empty value takes back what was said before, an empty file masks the unit.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from tidegate.host.files import read_file, rooted
 
 #: First come, first served.
 DIRECTORIES = (
+    "/etc/systemd/system.control",
+    "/run/systemd/system.control",
     "/etc/systemd/system",
     "/run/systemd/system",
     "/usr/local/lib/systemd/system",

@@ -101,6 +101,7 @@ class ProtectSettings:
     processes: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
     memory_min: int | None = None
+    memory_low: int | None = None
 
 
 @frozen
@@ -163,7 +164,7 @@ class Settings:
 _AFTER_RESTART = frozenset(
     (
         *("gateway.listen", "gateway.hold", "gateway.deadline", "gateway.language"),
-        *("protect.processes", "protect.units", "protect.memory_min"),
+        *("protect.processes", "protect.units", "protect.memory_min", "protect.memory_low"),
         *("worker.unit", "worker.process", "worker.cgroup", "worker.url", "worker.restart"),
     )
 )

@@ -192,6 +192,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("protect", "processes", Kind.WORDS, "command names, first 15 bytes, that the OOM killer is to spare"),
     Setting("protect", "units", Kind.WORDS, "systemd services that the OOM killer is to spare"),
     Setting("protect", "memory_min", Kind.SIZE, "memory.min of these units: bytes that nobody reclaims from them", 0),
+    Setting(
+        "protect", "memory_low", Kind.SIZE, "memory.low of these units: bytes that are reclaimed from others first", 0
+    ),
     Setting("gateway", "listen", Kind.TEXT, "address of the front door, HOST:PORT or unix:PATH", flag="--listen"),
     Setting("gateway", "warn_context", Kind.INTEGER, "tokens of history kept at warn", 64, 1 << 20),
     Setting("gateway", "critical_prompt", Kind.INTEGER, "longest prompt in tokens still taken at critical", 1, 1 << 20),

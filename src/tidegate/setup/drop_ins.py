@@ -25,11 +25,13 @@ class DropIns:
 
 
 def render(protect: ProtectSettings, root: str = "/") -> DropIns:
-    """The drop-ins for ``protect``, and those of the slices, as a slice without memory.min takes away what its units
-    were given."""
+    """The drop-ins for ``protect``, and those of the slices: one without memory.min or memory.low takes away what its
+    units were given."""
     files, notes = [], []
-    sums: dict[str, int] = {}
-    _add(sums, _slice_of(NAME, root), OWN_MEMORY_MIN)
+    promised = {"MemoryMin": protect.memory_min, "MemoryLow": protect.memory_low}
+    #: What each slice has to have, by key.
+    sums: dict[str, dict[str, int]] = {"MemoryMin": {}, "MemoryLow": {}}
+    _add(sums["MemoryMin"], _slice_of(NAME, root), OWN_MEMORY_MIN)
     for unit in protect.units:
         kind = unit.rpartition(".")[2]
         lines = []
@@ -37,20 +39,33 @@ def render(protect: ProtectSettings, root: str = "/") -> DropIns:
             notes.append(f"{unit}: no OOMScoreAdjust, which every login would inherit; sshd spares itself")
         elif kind == "service":
             lines.append("OOMScoreAdjust=-1000")
-        if protect.memory_min:
-            lines.append(f"MemoryMin={protect.memory_min}")
-            _add(sums, _slice_of(unit, root), protect.memory_min)
+        for key, size in promised.items():
+            if size:
+                lines += _wanted(unit, kind, key, size, root, notes)
+                _add(sums[key], _slice_of(unit, root), size)
         if not unit_files.exists(unit, root) and kind != "scope":
             notes.append(f"{unit}: there is no such unit here (yet)")
         if lines:
             files.append(_drop_in(unit, kind, lines))
-    for name, size in sorted(sums.items()):
-        theirs = unit_files.setting(name, "Slice.MemoryMin", root)
-        if theirs is not None and not _is_less(theirs, size):
-            notes.append(f"{name}: its MemoryMin={theirs} of somebody else's stays; {size} are needed")
-            continue
-        files.append(_drop_in(name, "slice", [f"MemoryMin={size}"]))
+    for name in sorted({name for each in sums.values() for name in each}):
+        lines = [
+            line
+            for key, each in sums.items()
+            if name in each
+            for line in _wanted(name, "slice", key, each[name], root, notes)
+        ]
+        if lines:
+            files.append(_drop_in(name, "slice", lines))
     return DropIns(tuple(files), tuple(notes))
+
+
+def _wanted(unit: str, kind: str, key: str, size: int, root: str, notes: list[str]) -> list[str]:
+    """The line that gives ``unit`` ``size`` bytes; none where somebody else gave it as much."""
+    theirs = unit_files.setting(unit, f"{_SECTIONS[kind]}.{key}", root)
+    if theirs is None or _is_less(theirs, size):
+        return [f"{key}={size}"]
+    notes.append(f"{unit}: its {key}={theirs} of somebody else's stays; {size} are needed")
+    return []
 
 
 def chain(slice_name: str) -> tuple[str, ...]:
@@ -87,7 +102,7 @@ def _drop_in(unit: str, kind: str, lines: list[str]) -> tuple[str, str]:
 
 
 def _is_less(value: str, size: int) -> bool:
-    """Whether the MemoryMin ``value`` is surely less than ``size`` bytes; "infinity" and shares are not."""
+    """Whether the size ``value`` is surely less than ``size`` bytes; "infinity" and shares are not."""
     try:
         return parse_size(value) < size
     except ValueError:

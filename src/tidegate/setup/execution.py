@@ -11,8 +11,9 @@ from tidegate.errors import TidegateError
 from tidegate.host.files import read_file, rooted
 from tidegate.setup import tree
 from tidegate.setup.operations import (
+    MEMORY_FILES,
     SUFFIX,
-    ApplyMemoryMin,
+    ApplyMemory,
     Expect,
     Keep,
     MakeDirectory,
@@ -80,8 +81,8 @@ def _run(operation: Operation, root: str, warn: Callable[[str], None]) -> None:
             _set_sysctl(rooted(root, operation.path), key, value, warn)
         case Systemctl(words):
             _systemctl(words, warn)
-        case ApplyMemoryMin(unit):
-            _apply_memory_min(unit, root, warn)
+        case ApplyMemory(unit):
+            _apply_memory(unit, root, warn)
 
 
 def _make_directory(path: str, mode: int) -> None:
@@ -153,18 +154,21 @@ def _set_sysctl(path: str, key: str, value: int, warn: Callable[[str], None]) ->
         warn(f"cannot set {key} = {value}: {error.strerror}")
 
 
-def _apply_memory_min(unit: str, root: str, warn: Callable[[str], None]) -> None:
-    shown = _systemctl(("show", "--property=ControlGroup", "--property=MemoryMin", "--", unit), warn)
+def _apply_memory(unit: str, root: str, warn: Callable[[str], None]) -> None:
+    properties = [f"--property={name}" for name in ("ControlGroup", *MEMORY_FILES)]
+    shown = _systemctl(("show", *properties, "--", unit), warn)
     values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
-    group, value = values.get("ControlGroup", ""), values.get("MemoryMin", "")
-    path = rooted(root, f"/sys/fs/cgroup{group}/memory.min")
-    if not group or not value or not os.path.exists(path):
-        return
-    try:
-        with open(path, "w") as file:
-            file.write("max" if value == "infinity" else value)
-    except OSError as error:
-        warn(f"cannot write {path}: {error.strerror}")
+    group = values.get("ControlGroup", "")
+    for name, file_name in MEMORY_FILES.items():
+        value = values.get(name, "")
+        path = rooted(root, f"/sys/fs/cgroup{group}/{file_name}")
+        if not group or not value or not os.path.exists(path):
+            continue
+        try:
+            with open(path, "w") as file:
+                file.write("max" if value == "infinity" else value)
+        except OSError as error:
+            warn(f"cannot write {path}: {error.strerror}")
 
 
 def _systemctl(words: tuple[str, ...], warn: Callable[[str], None]) -> str:

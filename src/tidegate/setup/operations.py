@@ -100,16 +100,20 @@ class Systemctl:
     words: tuple[str, ...]
 
 
+#: systemd's properties and the kernel's files for them.
+MEMORY_FILES = {"MemoryMin": "memory.min", "MemoryLow": "memory.low"}
+
+
 @dataclass(frozen=True)
-class ApplyMemoryMin:
-    """Give the cgroup of ``unit``, if it runs, the memory.min that systemd has for it now: a daemon-reload does not
-    take back what a file that is gone has said (systemd 257)."""
+class ApplyMemory:
+    """Give the cgroup of ``unit``, if it runs, the memory.min and memory.low that systemd has for it now: a
+    daemon-reload does not take back what a file that is gone has said (systemd 257)."""
 
     unit: str
 
 
 OnFiles = Expect | MakeDirectory | Keep | WriteFile | WriteLink | Restore | Remove | RemoveDirectory
-Operation = OnFiles | SetSysctl | Systemctl | ApplyMemoryMin
+Operation = OnFiles | SetSysctl | Systemctl | ApplyMemory
 
 
 def kept(file: RegularFile) -> str:

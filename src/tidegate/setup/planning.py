@@ -17,7 +17,7 @@ from tidegate.setup.manifest import Entry, Manifest, SysctlEntry
 from tidegate.setup.operations import (
     STATE,
     SUFFIX,
-    ApplyMemoryMin,
+    ApplyMemory,
     Expect,
     Keep,
     MakeDirectory,
@@ -123,7 +123,7 @@ def plan_setup(
     work = [*draft.work, *setting]
     if scene.live and (draft.touched or not old.done):
         touched = draft.touched if old.done else frozenset(entry.path for entry in (*draft.final, *old.entries))
-        work += [Systemctl(("daemon-reload",)), *_memory_min(touched)]
+        work += [Systemctl(("daemon-reload",)), *_memory(touched)]
     if start:
         work.append(Systemctl(("restart" if UNIT in draft.touched else "start", NAME)))
     written = {each.key for each in setting}
@@ -247,7 +247,7 @@ def _around(changes: list[tuple[str, Change]], work: list[Operation], *, live: b
     if not live:
         return work
     paths = frozenset(path for path, change in changes if change is not Change.KEPT)
-    reload: list[Operation] = [Systemctl(("daemon-reload",)), *_memory_min(paths)]
+    reload: list[Operation] = [Systemctl(("daemon-reload",)), *_memory(paths)]
     if (UNIT, Change.REMOVED) in changes:
         return [Systemctl(("stop", NAME)), *work, *reload]
     if (UNIT, Change.RESTORED) in changes:
@@ -255,10 +255,10 @@ def _around(changes: list[tuple[str, Change]], work: list[Operation], *, live: b
     return [*work, *reload]
 
 
-def _memory_min(paths: frozenset[str]) -> list[Operation]:
+def _memory(paths: frozenset[str]) -> list[Operation]:
     """For the units whose drop-ins are among ``paths``."""
     directories = sorted(path.rpartition("/")[0] for path in paths if path.endswith(f"/{DROP_IN}"))
-    return [ApplyMemoryMin(directory.rpartition("/")[2].removesuffix(".d")) for directory in directories]
+    return [ApplyMemory(directory.rpartition("/")[2].removesuffix(".d")) for directory in directories]
 
 
 def _forget(old: Manifest, stay: list[Entry]) -> list[Operation]:

@@ -6,7 +6,7 @@ import shlex
 
 from tidegate.setup.operations import (
     SUFFIX,
-    ApplyMemoryMin,
+    ApplyMemory,
     Expect,
     Keep,
     MakeDirectory,
@@ -54,12 +54,14 @@ copy() {{
   sync
   mv -f "$root$2{suffix}" "$root$2"
 }}
-memory_min() {{
+memory() {{
   group=$(systemctl show --property=ControlGroup --value -- "$1")
-  value=$(systemctl show --property=MemoryMin --value -- "$1")
-  [ "$value" != infinity ] || value=max
-  file=/sys/fs/cgroup$group/memory.min
-  [ -z "$group" ] || [ ! -e "$file" ] || echo "$value" >"$file"
+  for pair in MemoryMin=memory.min MemoryLow=memory.low; do
+    value=$(systemctl show --property="${{pair%%=*}}" --value -- "$1")
+    [ "$value" != infinity ] || value=max
+    file=/sys/fs/cgroup$group/${{pair#*=}}
+    [ -z "$group" ] || [ -z "$value" ] || [ ! -e "$file" ] || echo "$value" >"$file"
+  done
 }}
 directory() {{
   [ -d "$root$1" ] || {{ mkdir "$root$1"; chmod "$2" "$root$1"; }}
@@ -100,8 +102,8 @@ def _line(operation: Operation) -> str:
             return f'rmdir "$root"{_q(path)} 2>/dev/null || :'
         case SetSysctl(key, value):
             return f"echo {value} >{operation.path} || echo 'cannot set {key}' >&2"
-        case ApplyMemoryMin(unit):
-            return f"memory_min {_q(unit)}"
+        case ApplyMemory(unit):
+            return f"memory {_q(unit)}"
         case Systemctl(words):
             return f"systemctl {shlex.join(words)}" + ("" if words[0] == "daemon-reload" else " || :")
 

@@ -10,8 +10,8 @@ _SYSRQ = 16 | 64
 #: Debian's own, for a tree whose kernel does not run: 2 + 4 + 16 + 32 + 128 + 256.
 _USUAL_SYSRQ = 438
 #: Swap on a card is slow, and a swapped KV cache useless; reading compressed RAM is cheaper than reading the card.
-_SWAPPINESS = 10
-_SWAPPINESS_ZRAM = 150
+SWAPPINESS = 10
+SWAPPINESS_ZRAM = 150
 #: What has to be known of a machine for :func:`wanted`.
 KEYS = (
     "vm.panic_on_oom",
@@ -33,10 +33,10 @@ def wanted(original: Mapping[str, int] | None, *, zram: bool, strict: bool) -> t
     sysrq = known.get("kernel.sysrq", _USUAL_SYSRQ)
     swappiness = known.get("vm.swappiness", 60)
     if not zram:
-        swappiness = min(swappiness, _SWAPPINESS)
+        swappiness = min(swappiness, SWAPPINESS)
     elif swappiness <= 100:
         # Above it somebody has thought about it.
-        swappiness = _SWAPPINESS_ZRAM
+        swappiness = SWAPPINESS_ZRAM
     found = [
         ("vm.panic_on_oom", 0),
         ("vm.swappiness", swappiness),

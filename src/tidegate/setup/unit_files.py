@@ -9,8 +9,6 @@ from tidegate.host.unit_files import DIRECTORIES, parse_unit
 
 #: Name of our drop-ins: after those of packages, before those of a person who wants other values (90-*).
 DROP_IN = "60-tidegate.conf"
-#: systemctl set-property writes here, which is read before /etc (systemd.unit(5)).
-_CONTROL = ("/etc/systemd/system.control", "/run/systemd/system.control")
 _MOST_BYTES = 1 << 18
 
 
@@ -33,7 +31,7 @@ def setting(unit: str, key: str, root: str = "/") -> str | None:
 
 def _files(unit: str, root: str) -> list[str]:
     """The main file, then the drop-ins by name over all directories."""
-    places = [rooted(root, directory) for directory in (*_CONTROL, *DIRECTORIES)]
+    places = [rooted(root, directory) for directory in DIRECTORIES]
     main = next((f"{place}/{unit}" for place in places if os.path.isfile(f"{place}/{unit}")), None)
     found: dict[str, str] = {}
     for place in places:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tidegate.doctor.board import Board
 from tidegate.doctor.finding import Finding, Severity
+from tidegate.setup.sysctls import SWAPPINESS, SWAPPINESS_ZRAM
 from tidegate.units import format_size
 
 #: Not that of tidegate setup, and after it.
@@ -52,7 +53,8 @@ def _swappiness(board: Board) -> Iterator[Finding]:
                 "packed",
                 evidence=f"vm.swappiness={value}; swap: {', '.join(area.path for area in board.swaps)}",
                 why="zram is faster than reading weights from disk again; above 100 the kernel prefers it",
-                fix=f"sysctl -w vm.swappiness=120, and vm.swappiness = 120 in {_FILE}; vm.page-cluster = 0 beside it",
+                fix=f"sysctl -w vm.swappiness={SWAPPINESS_ZRAM}, and vm.swappiness = {SWAPPINESS_ZRAM} in {_FILE}; "
+                "vm.page-cluster = 0 beside it",
             )
         return
     if value > 10:
@@ -65,7 +67,7 @@ def _swappiness(board: Board) -> Iterator[Finding]:
             why="KV caches are swapped out while they are in use: seconds a token, the card wears out, and a "
             "process that "
             "was told to end is paged in first to die",
-            fix=f"sysctl -w vm.swappiness=10, and vm.swappiness = 10 in {_FILE}"
+            fix=f"sysctl -w vm.swappiness={SWAPPINESS}, and vm.swappiness = {SWAPPINESS} in {_FILE}"
             + ("; memory.swap.max = 0 (MemorySwapMax=0) for the server" if board.can_limit_swap else ""),
         )
 
