@@ -231,3 +231,31 @@ def test_close_leaves_no_descriptor() -> None:
     for _ in range(10):
         Reactor().close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_event_is_not_given_to_who_took_over_the_number(reactor: Reactor) -> None:
+    pipes = [os.pipe() for _ in range(2)]
+    called: list[str] = []
+
+    def first(_: int) -> None:
+        called.append("first")
+        # The other one ends, and another file gets its number.
+        for read, _write in pipes:
+            reactor.unwatch(read)
+        os.close(pipes[1][0])
+        again, write = os.pipe()
+        assert again == pipes[1][0]
+        reactor.watch(again, READ, lambda _: called.append("new"))
+        pipes[1] = (again, pipes[1][1])
+        pipes.append((os.dup(again), write))
+
+    for read, write in pipes:
+        os.write(write, b"x")
+        reactor.watch(read, READ, first)
+    reactor.after("end", 0.0, lambda: None)
+    reactor.run_once()
+    assert called == ["first"]
+    reactor.unwatch(pipes[1][0])
+    for ends in pipes:
+        for fd in ends:
+            os.close(fd)

@@ -76,9 +76,9 @@ class Reactor:
             wait = max(0.0, min(deadline for deadline, _ in self._timers.values()) - self.clock()) * 1000
             # poll() takes whole milliseconds and would spin through the last one.
             wait = int(wait) + 1 if wait else 0
-        for fd, mask in self._poll.poll(wait):
-            callback = self._callbacks.get(fd)
-            if callback is not None:
+        for fd, mask, callback in [(fd, mask, self._callbacks.get(fd)) for fd, mask in self._poll.poll(wait)]:
+            # An earlier one of this round may have closed it and opened another under its number.
+            if callback is not None and self._callbacks.get(fd) is callback:
                 callback(mask)
         now = self.clock()
         due = [name for name, (deadline, _) in self._timers.items() if deadline <= now]
