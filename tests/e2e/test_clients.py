@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
@@ -178,11 +179,13 @@ STREAMS = {call.__name__ for call in CALLS} & {
 
 
 @pytest.fixture(name="door", scope="module")
-def door_fixture(model: str, module_up: Up) -> Door:
+def door_fixture(model: str, module_up: Up) -> Iterator[Door]:
     """One server for all clients."""
     door = module_up(CONFIG.format(model=model))
     door.wait_ready()
-    return door
+    yield door
+    # litellm leaves an event loop to the collector, which would find it in the middle of somebody else's test.
+    gc.collect()
 
 
 @pytest.mark.timeout(120)
