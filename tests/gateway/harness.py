@@ -451,4 +451,6 @@ def scene(**gateway: Any) -> Iterator[Scene]:
 
 def readable(sock: socket.socket, seconds: float) -> bool:
     """Something, or the end, arrived within ``seconds``."""
-    return bool(select.select([sock], [], [], seconds)[0])
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))

@@ -31,6 +31,9 @@ MOST_BODY_BYTES = 16 << 20
 #: All bodies that are held at once. The gateway must not be what fills the memory it guards.
 MOST_BODIES_BYTES = 32 << 20
 
+#: Seconds: how long a client may be silent in the middle of its body, and take for all of it (16 MiB at 1 Mbit/s: 134).
+SLOW_SENDER_S = 20.0
+WHOLE_BODY_S = 180.0
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -122,8 +125,13 @@ class Desk:
             # curl holds a body of more than 1 MB back for a second if nobody says this.
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
+        by = self._front.loop.time() + WHOLE_BODY_S
         try:
-            async for data in request.content.iter_any():
+            while True:
+                async with asyncio.timeout(min(SLOW_SENDER_S, by - self._front.loop.time())):
+                    data = await request.content.readany()
+                if not data:
+                    break
                 body += data
                 self._held_bytes += len(data)
                 if len(body) > MOST_BODY_BYTES:
@@ -134,6 +142,12 @@ class Desk:
                     text = f"cannot read the body: too many large requests are waiting. Retry in {retry} s."
                     more = {"reason": "queue_full"}
                     raise RefusedError(Refusal(503, text, code=OVERLOADED, retry_after=retry, more={**more}))
+        except TimeoutError:
+            self._held_bytes -= len(body)
+            text = (
+                f"cannot read the body: nothing came for {SLOW_SENDER_S:.0f} s, or not all within {WHOLE_BODY_S:.0f} s"
+            )
+            raise RefusedError(errors.invalid(text, status=408)) from None
         except web.RequestPayloadError:
             self._held_bytes -= len(body)
             raise RefusedError(errors.invalid("cannot read the body: it is broken")) from None

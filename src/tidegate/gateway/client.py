@@ -19,6 +19,8 @@ from tidegate.gateway.voice import OpenAIVoice, Voice
 
 JSON_TYPE = "application/json; charset=utf-8"
 
+#: Seconds. A client that has read nothing for this long is not there any more; what it was sent waits in the kernel.
+SLOW_READER_S = 30.0
 #: Nobody waits longer than this for a client that does not read the end of its stream.
 FAREWELL_S = 5.0
 
@@ -71,10 +73,15 @@ class Client:
         self._response = response
 
     async def write(self, data: bytes) -> None:
-        """Send bytes of a streamed answer; waits while the client is slow to read."""
+        """Send bytes of a streamed answer; waits while the client is slow to read, but not for ever: it holds one of
+        the worker's places meanwhile."""
         assert self._response is not None
         try:
-            await self._response.write(data)
+            async with asyncio.timeout(SLOW_READER_S):
+                await self._response.write(data)
+        except TimeoutError as error:
+            self.break_off()
+            raise ClientGoneError from error
         except (ConnectionError, RuntimeError) as error:
             raise ClientGoneError from error
 
