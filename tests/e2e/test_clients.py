@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -184,7 +185,8 @@ def door_fixture(model: str, module_up: Up) -> Iterator[Door]:
     door = module_up(CONFIG.format(model=model))
     door.wait_ready()
     yield door
-    # litellm leaves an event loop to the collector, which would find it in the middle of somebody else's test.
+    # litellm makes an event loop and leaves it: the next asyncio.run() would drop it unclosed, in somebody else's test.
+    asyncio.set_event_loop(None)
     gc.collect()
 
 
