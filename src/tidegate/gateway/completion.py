@@ -12,12 +12,13 @@ from aiohttp import web
 from tidegate.gateway import errors, onward, openai, tokens
 from tidegate.gateway.answer import Answer, DiffersError
 from tidegate.gateway.assemble import EngineError, Json, Object
-from tidegate.gateway.carry import Carrier, EngineSaid, Finished, Result
+from tidegate.gateway.carry import Carrier
 from tidegate.gateway.client import JSON_TYPE, stream_headers
 from tidegate.gateway.errors import Refusal
 from tidegate.gateway.flight import Loss
 from tidegate.gateway.front import RETRY_LEVEL_S, TOKENS, Front
 from tidegate.gateway.headers import response_headers
+from tidegate.gateway.job import EngineSaid, Finished, Result
 from tidegate.gateway.openai import PART_TOKENS, Completion, Weight
 from tidegate.gateway.quarantine import fingerprint
 from tidegate.gateway.sse import STREAM_TYPE
@@ -44,7 +45,7 @@ _ANSWER_HEADERS = ("access-control-allow-origin", "access-control-allow-credenti
 
 
 class CompletionJob:
-    """See :class:`tidegate.gateway.carry.Job`. ``passed`` are the client's headers that go to the engine."""
+    """See :class:`tidegate.gateway.job.Job`. ``passed`` are the client's headers that go to the engine."""
 
     method = "POST"
     counted = True

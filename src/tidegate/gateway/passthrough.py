@@ -5,11 +5,12 @@ from __future__ import annotations
 import aiohttp
 
 from tidegate.gateway import errors, openai
-from tidegate.gateway.carry import Carrier, EngineSaid, Finished, Result
+from tidegate.gateway.carry import Carrier
 from tidegate.gateway.completion import engine_error
 from tidegate.gateway.errors import Refusal
 from tidegate.gateway.front import RETRY_LEVEL_S, Front
 from tidegate.gateway.headers import response_headers
+from tidegate.gateway.job import EngineSaid, Finished, Result
 from tidegate.gateway.openai import Weight
 from tidegate.gateway.quarantine import fingerprint
 from tidegate.gateway.upstream import Upstream
@@ -50,7 +51,7 @@ def wants_stream(body: bytes) -> bool:
 
 
 class PassJob:
-    """See :class:`tidegate.gateway.carry.Job`. Its cost is an estimate from bytes, so length never refuses it."""
+    """See :class:`tidegate.gateway.job.Job`. Its cost is an estimate from bytes, so length never refuses it."""
 
     resumable = False
     before: tuple[bytes, ...] = ()
