@@ -159,6 +159,15 @@ def test_without_usage_the_figures_go_with_the_finish() -> None:
     assert end["timings"] == {"prompt_n": 1}
 
 
+def test_of_an_answer_that_only_lacks_its_end_only_the_end_comes() -> None:
+    # llama.cpp b11434 samples a token even with n_predict 0.
+    answer = begun(ROLE, HELLO)
+    answer.go_on(prompt_tokens=5, told_tokens=1, usage=True, full=True)
+    end, usage = chunks(answer.feed(raw(" world") + last("eos", tokens=1)))
+    assert end["choices"] == [{"finish_reason": "length", "index": 0, "delta": {}}]
+    assert usage["usage"] == {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+
+
 def test_the_rest_of_a_text_completion() -> None:
     first = {"choices": [{"text": "a", "index": 0, "logprobs": None, "finish_reason": None}], "id": "t", "object": "x"}
     answer = begun(event(first), chat=False)

@@ -98,12 +98,13 @@ class Answer:
             self.top, self.told, self.content = {}, {}, False
         self._begin(_OverAgain(self) if self.content else _AsItIs())
 
-    def go_on(self, *, prompt_tokens: int, told_tokens: int, usage: bool) -> None:
+    def go_on(self, *, prompt_tokens: int, told_tokens: int, usage: bool, full: bool = False) -> None:
         """The next worker completes the prompt of ``prompt_tokens`` and the text so far, of ``told_tokens``.
 
-        ``usage`` asks for a chunk with the usage at the end.
+        ``usage`` asks for a chunk with the usage at the end. ``full``: the text is as long as it may be, and only its
+        end is missing.
         """
-        self._begin(_Onward(self, prompt_tokens=prompt_tokens, told_tokens=told_tokens, usage=usage))
+        self._begin(_Onward(self, prompt_tokens=prompt_tokens, told_tokens=told_tokens, usage=usage, full=full))
 
     def _begin(self, way: _Way) -> None:
         self._way = way
@@ -279,8 +280,9 @@ class _OverAgain:
 class _Onward:
     """Raw completion chunks as chunks of the answer."""
 
-    def __init__(self, answer: Answer, *, prompt_tokens: int, told_tokens: int, usage: bool) -> None:
+    def __init__(self, answer: Answer, *, prompt_tokens: int, told_tokens: int, usage: bool, full: bool) -> None:
         self._answer = answer
+        self._full = full
         self._prompt_tokens = prompt_tokens
         self._told_tokens = told_tokens
         self._usage = usage
@@ -290,12 +292,13 @@ class _Onward:
         text = chunk.get("content")
         if not isinstance(text, str):
             raise ValueError("cannot read the engine's stream: a completion's chunk has no content")
-        if text:
+        # Asked for no token the engine still samples one.
+        if text and not self._full:
             made.append(self._chunk({"content": text} if self._answer.chat else text, None))
         if chunk.get("stop") is True:
             # So that a raw completion ends as the others do.
             self._answer.done = True
-            reason = "length" if chunk.get("stop_type") == _CUT_SHORT else "stop"
+            reason = "length" if self._full or chunk.get("stop_type") == _CUT_SHORT else "stop"
             last = self._chunk({} if self._answer.chat else "", reason)
             if isinstance(chunk.get("timings"), dict) and not self._usage:
                 last["timings"] = chunk["timings"]
@@ -313,7 +316,7 @@ class _Onward:
         return {"choices": [choice], **self._answer.top}
 
     def _usage_chunk(self, chunk: Object) -> Object:
-        new = chunk.get("tokens_predicted")
+        new = 0 if self._full else chunk.get("tokens_predicted")
         answer = self._told_tokens + (new if isinstance(new, int) else 0)
         usage: Object = {
             "completion_tokens": answer,

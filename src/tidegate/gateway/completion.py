@@ -153,7 +153,7 @@ class CompletionJob:
         if rest is None:
             return False
         usage = not self._completion.stream or self._completion.wants_usage
-        self._answer.go_on(prompt_tokens=rest.prompt_tokens, told_tokens=rest.told_tokens, usage=usage)
+        self._answer.go_on(prompt_tokens=rest.prompt_tokens, told_tokens=rest.told_tokens, usage=usage, full=rest.full)
         self.target, self.before, self.body = onward.TARGET, rest.before, rest.body
         return True
 

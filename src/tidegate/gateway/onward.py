@@ -68,6 +68,8 @@ class Rest:
     body: bytes
     prompt_tokens: int
     told_tokens: int
+    #: The text so far is as long as the answer may be.
+    full: bool
 
 
 def possible(completion: Completion) -> bool:
@@ -116,6 +118,5 @@ async def ask(
         body["cache_prompt"] = True
     body.update(prompt=[*so_far], stream=True)
     if limit is not None:
-        # 0 is a wish that the engine takes: it reads the prompt and ends.
         body["n_predict"] = max(0, limit - told)
-    return Rest(tuple(before), encode(body), len(asked), told)
+    return Rest(tuple(before), encode(body), len(asked), told, full=limit is not None and told >= limit)
