@@ -95,6 +95,27 @@ def test_a_protected_unit_in_a_protected_slice_is_fine(tmp_path: Path) -> None:
     assert found(quiet(tmp_path, files)) == {}
 
 
+@pytest.mark.parametrize("control", ["/etc/systemd/system.control", "/run/systemd/system.control"])
+def test_what_set_property_wrote_is_read(tmp_path: Path, control: str) -> None:
+    files: dict[str, str | bytes] = {
+        "/usr/lib/systemd/system/camera.service": "[Service]\nExecStart=/bin/camera\n",
+        f"{control}/camera.service.d/50-MemoryMin.conf": "[Service]\nMemoryMin=1G\n",
+    }
+    finding = found(quiet(tmp_path, files))["protection.slice"]
+    assert f"{control}/camera.service.d/50-MemoryMin.conf: MemoryMin=1G" in finding.evidence
+    files[f"{control}/system.slice.d/50-MemoryMin.conf"] = "[Slice]\nMemoryMin=1G\n"
+    assert found(quiet(tmp_path, files)) == {}
+
+
+def test_of_one_name_what_set_property_wrote_counts(tmp_path: Path) -> None:
+    places = [f"/{place}/systemd/system" for place in ("usr/lib", "run", "etc")]
+    places += [f"/{place}/systemd/system.control" for place in ("run", "etc")]
+    for place in places:
+        write(tmp_path, {f"{place}/a.service.d/50-MemoryMin.conf": f"[Service]\nMemoryMin={place}\n"})
+        (unit,) = read_units(str(tmp_path))
+        assert unit.all("Service.MemoryMin") == (place,)
+
+
 def test_unit_files_are_read_as_systemd_reads_them(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -22,6 +22,8 @@ DIRECTORIES = (
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 )
+#: What the operator wrote, by hand or with set-property, and no package.
+OPERATORS = ("/etc/", "/run/systemd/system.control/")
 _SUFFIXES = (".service", ".slice", ".scope", ".socket", ".mount", ".timer", ".target")
 _NAME = re.compile(r"[A-Za-z0-9:_.\\@-]{1,255}")
 _MOST_UNITS = 5000

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tidegate.doctor.board import Board
 from tidegate.doctor.finding import Finding, Severity
 from tidegate.host.cgroup_tree import ProtectedGroup
-from tidegate.host.unit_files import Unit
+from tidegate.host.unit_files import OPERATORS, Unit
 from tidegate.units import format_size
 
 _KEYS = {"memory.min": "MemoryMin", "memory.low": "MemoryLow"}
@@ -67,7 +67,7 @@ def _unit(board: Board, unit: str, key: str, name: str, asked: str, slice_name: 
 def _is_local(unit: Unit | None) -> bool:
     """Whether the operator asked for it: systemd-oomd and others come with a MemoryMin= that is worth nothing either.
     A group without a unit was made by hand."""
-    return unit is None or any(file.startswith("/etc/") for file in unit.files)
+    return unit is None or any(file.startswith(OPERATORS) for file in unit.files)
 
 
 def _recursive(board: Board) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tidegate.doctor.board import Board
 from tidegate.doctor.engine_commands import names_engine
 from tidegate.doctor.finding import Finding, Severity
-from tidegate.host.unit_files import Unit
+from tidegate.host.unit_files import OPERATORS, Unit
 from tidegate.units import format_size, parse_duration, parse_size
 
 _FAR_UNDER = 0.8
@@ -28,7 +28,7 @@ def check(board: Board) -> Iterator[Finding]:
 
 
 def _is_local(unit: Unit) -> bool:
-    return any(file.startswith("/etc/") for file in unit.files)
+    return any(file.startswith(OPERATORS) for file in unit.files)
 
 
 def _file(unit: Unit) -> str:
