@@ -95,6 +95,53 @@ def test_more_that_somebody_gave_a_unit_stays(tmp_path: Path, theirs: str, stays
     assert any(note.startswith(f"a.service: its MemoryMin={theirs}") for note in found.notes) is stays
 
 
+def test_a_slice_has_room_for_more_that_somebody_gave_a_unit(tmp_path: Path) -> None:
+    """Or the unit's claim, larger than what its slice has, takes most of it from those beside it."""
+    write(tmp_path, "usr/lib/systemd/system/a.service", "[Service]\nMemoryMin=1G\n")
+    found = rendered(tmp_path, "a.service", "b.service", memory_min=8 * MIB)
+    assert found["a.service"] == ["[Service]", "OOMScoreAdjust=-1000"]
+    assert found["system.slice"] == slice_min((1 << 30) + 8 * MIB + OWN_MEMORY_MIN)
+    # A claim without a number is not handed on: the slice would keep everything.
+    write(tmp_path, "usr/lib/systemd/system/a.service", "[Service]\nMemoryMin=infinity\n")
+    found = rendered(tmp_path, "a.service", "b.service", memory_min=8 * MIB)
+    assert found["system.slice"] == slice_min(16 * MIB + OWN_MEMORY_MIN)
+
+
+@pytest.mark.parametrize("control", ["etc/systemd/system.control", "run/systemd/system.control"])
+def test_what_set_property_gave_a_slice_stays(tmp_path: Path, control: str) -> None:
+    write(tmp_path, f"{control}/system.slice.d/50-MemoryLow.conf", "[Slice]\nMemoryLow=1G\n")
+    found = drop_ins.render(ProtectSettings(units=("a.service",), memory_low=8 * MIB), str(tmp_path))
+    text = dict(found.files)["/etc/systemd/system/system.slice.d/60-tidegate.conf"]
+    assert "MemoryLow" not in text
+    assert any(note.startswith("system.slice: its MemoryLow=1G") for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "usr/lib/systemd/system/cam-era@.service",
+        "usr/lib/systemd/system/cam-era@.service.d/1.conf",
+        "etc/systemd/system/cam-era@front.service.d/1.conf",
+        "etc/systemd/system/cam-@.service.d/1.conf",
+        "etc/systemd/system/service.d/1.conf",
+    ],
+)
+def test_an_instance_has_what_its_template_and_its_kind_were_given(tmp_path: Path, path: str) -> None:
+    write(tmp_path, path, "[Service]\nMemoryMin=1G\nSlice=robot.slice\n")
+    found = rendered(tmp_path, "cam-era@front.service", memory_min=MIB)
+    assert found["cam-era@front.service"] == ["[Service]", "OOMScoreAdjust=-1000"]
+    # What is said of every service moves tidegate's own too.
+    own = OWN_MEMORY_MIN if "/service.d/" in path else 0
+    assert found["robot.slice"] == slice_min((1 << 30) + own)
+
+
+def test_of_one_name_the_more_particular_drop_in_counts(tmp_path: Path) -> None:
+    for size, name in enumerate(("service", "a-.service", "a-b.service"), 2):
+        write(tmp_path, f"etc/systemd/system/{name}.d/1.conf", f"[Service]\nMemoryMin={size}G\n")
+        notes = drop_ins.render(ProtectSettings(units=("a-b.service",), memory_min=MIB), str(tmp_path)).notes
+        assert any(f"MemoryMin={size}G" in note for note in notes)
+
+
 def test_memory_low_goes_up_the_chain_too(tmp_path: Path) -> None:
     protect = ProtectSettings(units=("a.service", "b.service"), memory_min=MIB, memory_low=3 * MIB)
     found = dict(drop_ins.render(protect, str(tmp_path)).files)

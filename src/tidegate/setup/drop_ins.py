@@ -41,8 +41,9 @@ def render(protect: ProtectSettings, root: str = "/") -> DropIns:
             lines.append("OOMScoreAdjust=-1000")
         for key, size in promised.items():
             if size:
-                lines += _wanted(unit, kind, key, size, root, notes)
-                _add(sums[key], _slice_of(unit, root), size)
+                more, held = _wanted(unit, kind, key, size, root, notes)
+                lines += more
+                _add(sums[key], _slice_of(unit, root), held)
         if not unit_files.exists(unit, root) and kind != "scope":
             notes.append(f"{unit}: there is no such unit here (yet)")
         if lines:
@@ -52,20 +53,27 @@ def render(protect: ProtectSettings, root: str = "/") -> DropIns:
             line
             for key, each in sums.items()
             if name in each
-            for line in _wanted(name, "slice", key, each[name], root, notes)
+            for line in _wanted(name, "slice", key, each[name], root, notes)[0]
         ]
         if lines:
             files.append(_drop_in(name, "slice", lines))
     return DropIns(tuple(files), tuple(notes))
 
 
-def _wanted(unit: str, kind: str, key: str, size: int, root: str, notes: list[str]) -> list[str]:
-    """The line that gives ``unit`` ``size`` bytes; none where somebody else gave it as much."""
+def _wanted(unit: str, kind: str, key: str, size: int, root: str, notes: list[str]) -> tuple[list[str], int]:
+    """The line that gives ``unit`` ``size`` bytes, none where somebody else gave it as much; and what it has then.
+
+    What has no number, "infinity" or a share, counts as ``size``.
+    """
     theirs = unit_files.setting(unit, f"{_SECTIONS[kind]}.{key}", root)
-    if theirs is None or _is_less(theirs, size):
-        return [f"{key}={size}"]
+    if theirs is None:
+        return [f"{key}={size}"], size
+    held = _bytes(theirs)
+    if held is not None and held < size:
+        return [f"{key}={size}"], size
     notes.append(f"{unit}: its {key}={theirs} of somebody else's stays; {size} are needed")
-    return []
+    # Claims above what their slice has are cut in proportion, those of the units beside it too (cgroup-v2.rst).
+    return [], size if held is None else held
 
 
 def chain(slice_name: str) -> tuple[str, ...]:
@@ -101,9 +109,9 @@ def _drop_in(unit: str, kind: str, lines: list[str]) -> tuple[str, str]:
     return f"/etc/systemd/system/{unit}.d/{unit_files.DROP_IN}", text
 
 
-def _is_less(value: str, size: int) -> bool:
-    """Whether the size ``value`` is surely less than ``size`` bytes; "infinity" and shares are not."""
+def _bytes(value: str) -> int | None:
+    """The size ``value``; None for "infinity" and for shares."""
     try:
-        return parse_size(value) < size
+        return parse_size(value)
     except ValueError:
-        return False
+        return None
