@@ -133,6 +133,18 @@ FAULTS: list[tuple[Files, dict[str, int | None], str, Severity, list[str]]] = [
     ),
     (
         {
+            "/proc/sys/vm/swappiness": "100\n",
+            "/proc/swaps": "h\n/dev/zram0 partition 2000000 0 100\n",
+            "/sys/block/zram0/disksize": "2048000000\n",
+            "/sys/block/zram0/mm_stat": "0 0 0 0 0 0 0 0 0\n",
+        },
+        {"SwapTotal": 2000000, "SwapFree": 2000000},
+        "reclaim.swappiness",
+        Severity.INFO,
+        ["vm.swappiness = 150"],
+    ),
+    (
+        {
             "/proc/sys/vm/swappiness": "150\n",
             "/proc/swaps": "h\n/dev/zram0 partition 7000000 6000000 100\n",
             "/sys/block/zram0/disksize": "7168000000\n",

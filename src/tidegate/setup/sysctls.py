@@ -9,9 +9,13 @@ PATH = "/etc/sysctl.d/60-tidegate.conf"
 _SYSRQ = 16 | 64
 #: Debian's own, for a tree whose kernel does not run: 2 + 4 + 16 + 32 + 128 + 256.
 _USUAL_SYSRQ = 438
-#: Swap on a card is slow, and a swapped KV cache useless; reading compressed RAM is cheaper than reading the card.
+#: With swap on storage, at most: a card is slow, and a swapped KV cache useless.
 SWAPPINESS = 10
+#: With zram alone. The kernel takes the number as the ratio of two costs that add up to 200, 133 where swap is twice as
+#: fast as the filesystem (admin-guide/sysctl/vm.rst, swappiness): 150 is three times, 50 + 150.
 SWAPPINESS_ZRAM = 150
+#: Above it somebody has thought about it: it is what a kernel before 5.8 allows at most.
+SWAPPINESS_EVEN = 100
 #: What has to be known of a machine for :func:`wanted`.
 KEYS = (
     "vm.panic_on_oom",
@@ -34,8 +38,7 @@ def wanted(original: Mapping[str, int] | None, *, zram: bool, strict: bool) -> t
     swappiness = known.get("vm.swappiness", 60)
     if not zram:
         swappiness = min(swappiness, SWAPPINESS)
-    elif swappiness <= 100:
-        # Above it somebody has thought about it.
+    elif swappiness <= SWAPPINESS_EVEN:
         swappiness = SWAPPINESS_ZRAM
     found = [
         ("vm.panic_on_oom", 0),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tidegate.doctor.board import Board
 from tidegate.doctor.finding import Finding, Severity
-from tidegate.setup.sysctls import SWAPPINESS, SWAPPINESS_ZRAM
+from tidegate.setup.sysctls import SWAPPINESS, SWAPPINESS_EVEN, SWAPPINESS_ZRAM
 from tidegate.units import format_size
 
 #: Not that of tidegate setup, and after it.
@@ -45,19 +45,19 @@ def _swappiness(board: Board) -> Iterator[Finding]:
     if value is None or not board.swaps:
         return
     if all(area.is_zram for area in board.swaps):
-        if value < 100:
+        if value <= SWAPPINESS_EVEN:
             yield Finding(
                 id="reclaim.swappiness",
                 severity=Severity.INFO,
-                summary=f"vm.swappiness={value} with zram alone: mapped weights are dropped before idle pages are "
-                "packed",
+                summary=f"vm.swappiness={value} with zram alone: mapped weights are dropped where idle pages could "
+                "be packed",
                 evidence=f"vm.swappiness={value}; swap: {', '.join(area.path for area in board.swaps)}",
                 why="zram is faster than reading weights from disk again; above 100 the kernel prefers it",
                 fix=f"sysctl -w vm.swappiness={SWAPPINESS_ZRAM}, and vm.swappiness = {SWAPPINESS_ZRAM} in {_FILE}; "
                 "vm.page-cluster = 0 beside it",
             )
         return
-    if value > 10:
+    if value > SWAPPINESS:
         slow = [area.path for area in board.swaps if not area.is_zram]
         yield Finding(
             id="reclaim.swappiness",
