@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.guard import group_watch
 from tidegate.guard.group_watch import GroupWatch
 from tidegate.guard.log import Log
 from tidegate.guard.reactor import Reactor
@@ -142,3 +143,48 @@ def test_descriptors_are_given_back(stand: Stand) -> None:
         stand.watch.follow("")
     assert len(os.listdir("/proc/self/fd")) == before
     assert stand.reactor.watched == {}
+
+
+def test_what_the_old_group_rang_is_not_taken_for_the_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both descriptors of a removed group ring in one round; the next group's trigger has the number of the old one."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for directory in (old, new):
+        directory.mkdir()
+    # A plain file never rings: a pipe whose other end is closed does, and cannot be read with pread().
+    os.mkfifo(old / "memory.events")
+    writer = os.open(old / "memory.events", os.O_RDWR)
+    ends: list[int] = []
+    number = os.dup(writer)
+    os.close(number)
+    number += 50
+
+    def open_trigger(*_: object) -> tuple[int, int]:
+        read, write = os.pipe()
+        os.dup2(read, number)
+        os.close(read)
+        ends.append(write)
+        return number, 1_000_000
+
+    monkeypatch.setattr(group_watch.psi, "open_trigger", open_trigger)
+    reactor = Reactor()
+    changes: list[str] = []
+
+    def changed() -> None:
+        changes.append(watch.directory)
+        watch.follow(str(new))
+
+    with (tmp_path / "log").open("w+") as file:
+        watch = GroupWatch(reactor, Log(level="info", format="json", fd=file.fileno()), changed)
+        watch.follow(str(old))
+        os.close(writer)
+        os.close(ends[0])
+        reactor.after("end", 0.0, lambda: None)
+        reactor.run_once()
+        assert (changes, watch.directory) == ([""], str(new))
+        # The new one's trigger is still listened to.
+        os.close(ends[1])
+        reactor.after("end", 0.0, lambda: None)
+        reactor.run_once()
+        assert changes == ["", str(new)]
+        watch.close()
+    reactor.close()
