@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.guard import group_watch
 from tidegate.guard.group_watch import GroupWatch
 from tidegate.guard.log import Log
 from tidegate.guard.reactor import Reactor
+from tidegate.host import psi
 
 
 class FakeReactor(Reactor):
@@ -165,7 +165,7 @@ def test_what_the_old_group_rang_is_not_taken_for_the_new_ones(tmp_path: Path, m
         ends.append(write)
         return number, 1_000_000
 
-    monkeypatch.setattr(group_watch.psi, "open_trigger", open_trigger)
+    monkeypatch.setattr(psi, "open_trigger", open_trigger)
     reactor = Reactor()
     changes: list[str] = []
 
