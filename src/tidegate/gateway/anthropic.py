@@ -15,6 +15,8 @@ from tidegate.gateway.openai import Completion, InvalidRequestError, check, deco
 _SAME = ("model", "stream", "temperature", "top_p", "top_k")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+#: Blocks that only one of the two may say.
+_ROLE_OF = {"tool_use": "assistant", "tool_result": "user"}
 
 
 def parse(data: bytes) -> Completion:
@@ -29,6 +31,8 @@ def parse(data: bytes) -> Completion:
         raise InvalidRequestError("cannot take 'max_tokens': it is no whole number above 0", "max_tokens")
     if not isinstance(messages, list):
         raise InvalidRequestError("cannot take 'messages': it is not an array", "messages")
+    if not messages:
+        raise InvalidRequestError("cannot take 'messages': it is empty", "messages")
     made: Object = {key: body[key] for key in _SAME if body.get(key) is not None}
     made.update(max_tokens=most, stream_options={"include_usage": True})
     system = _system(body.get("system"))
@@ -40,7 +44,8 @@ def parse(data: bytes) -> Completion:
         made.update(_tool_choice(body.get("tool_choice")))
     thinking = body.get("thinking")
     if isinstance(thinking, dict):
-        made["chat_template_kwargs"] = {"enable_thinking": thinking.get("type") == "enabled"}
+        # Besides "enabled" the API has kinds that leave it to the model when to think ("adaptive").
+        made["chat_template_kwargs"] = {"enable_thinking": thinking.get("type") != "disabled"}
     return check(made, chat=True)
 
 
@@ -81,19 +86,18 @@ def _message(message: Json, at: int) -> list[Json]:
         kind = block.get("type") if isinstance(block, dict) else None
         if not isinstance(block, dict) or not isinstance(kind, str):
             raise InvalidRequestError(f"cannot take {where}: a content block has no type", "messages")
+        if role != _ROLE_OF.get(kind, role):
+            raise InvalidRequestError(f"cannot take {where}: a message of role {role!r} has no {kind!r}", "messages")
         if kind == "text":
             parts.append({"type": "text", "text": _texts([block], where)[0]})
         elif kind == "image":
-            parts.append({"type": "image_url", "image_url": {"url": _image(block.get("source"), where)}})
+            parts.append(_image(block, where))
         elif kind == "tool_use":
-            arguments = json.dumps(block.get("input") or {})
-            function: Object = {"name": block.get("name"), "arguments": arguments}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
+            calls.append(_past_call(block, where))
         elif kind == "tool_result":
-            result = block.get("content")
-            text = result if isinstance(result, str) else "\n".join(_texts(result, where)) if result else ""
-            said = f"Error: {text}" if block.get("is_error") is True else text
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": said})
+            result, images = _result(block, where)
+            results.append(result)
+            parts += images
         elif kind not in ("thinking", "redacted_thinking"):
             raise InvalidRequestError(f"cannot take {where}: there is no content block of type {kind!r}", "messages")
     if not parts and not calls:
@@ -106,12 +110,40 @@ def _message(message: Json, at: int) -> list[Json]:
     return [*results, new]
 
 
-def _image(source: Json, where: str) -> str:
+def _past_call(block: Object, where: str) -> Object:
+    identity, name, given = block.get("id"), block.get("name"), block.get("input")
+    if not isinstance(identity, str) or not isinstance(name, str) or not isinstance(given or {}, dict):
+        raise InvalidRequestError(
+            f"cannot take {where}: a tool_use has no id, no name or no object as input", "messages"
+        )
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": json.dumps(given or {})}}
+
+
+def _result(block: Object, where: str) -> tuple[Object, list[Json]]:
+    """A tool's result, and its images: in the OpenAI shape only a user shows any."""
+    identity, content = block.get("tool_use_id"), block.get("content")
+    if not isinstance(identity, str):
+        raise InvalidRequestError(f"cannot take {where}: a tool_result has no tool_use_id", "messages")
+    images: list[Json] = []
+    if content is None or isinstance(content, str):
+        text = content or ""
+    else:
+        blocks = content if isinstance(content, list) else [content]
+        shown = [part for part in blocks if isinstance(part, dict) and part.get("type") == "image"]
+        images = [_image(part, where) for part in shown]
+        text = "\n".join(_texts([part for part in blocks if part not in shown], where))
+    said = f"Error: {text}" if block.get("is_error") is True else text
+    return {"role": "tool", "tool_call_id": identity, "content": said}, images
+
+
+def _image(block: Object, where: str) -> Object:
+    source = block.get("source")
     if isinstance(source, dict):
-        if source.get("type") == "base64" and isinstance(data := source.get("data"), str):
-            return f"data:{source.get('media_type')};base64,{data}"
-        if source.get("type") == "url" and isinstance(url := source.get("url"), str):
-            return url
+        data, kind, url = source.get("data"), source.get("media_type"), source.get("url")
+        if source.get("type") == "base64" and isinstance(data, str) and isinstance(kind, str):
+            return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+        if source.get("type") == "url" and isinstance(url, str):
+            return {"type": "image_url", "image_url": {"url": url}}
     raise InvalidRequestError(f"cannot take {where}: an image has no base64 data and no url", "messages")
 
 
@@ -135,7 +167,9 @@ def _tool_choice(choice: Json) -> Object:
         raise InvalidRequestError("cannot take 'tool_choice': its type is none of auto, any, tool, none", "tool_choice")
     made: Object = {"tool_choice": _CHOICES.get(str(kind), "auto")}
     if kind == "tool":
-        made["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+        if not isinstance(name := choice.get("name"), str):
+            raise InvalidRequestError("cannot take 'tool_choice': it names no tool", "tool_choice")
+        made["tool_choice"] = {"type": "function", "function": {"name": name}}
     if choice.get("disable_parallel_tool_use") is True:
         made["parallel_tool_calls"] = False
     return made
@@ -221,7 +255,9 @@ class AnthropicVoice:
     def _piece(self, kind: str, delta: Object) -> list[bytes]:
         out = []
         if self._block != (kind, 0):
-            out = [*self._close(), self._open((kind, 0), {"type": kind, kind: ""})]
+            # The package's type for it has a signature; nothing is signed here.
+            more: Object = {"signature": ""} if kind == "thinking" else {}
+            out = [*self._close(), self._open((kind, 0), {"type": kind, kind: "", **more})]
         return [*out, _event("content_block_delta", {"index": self._blocks - 1, "delta": delta})]
 
     def _call(self, delta: Json) -> list[bytes]:
@@ -257,11 +293,16 @@ def _event(name: str, value: Object) -> bytes:
 
 
 def _usage(usage: Object) -> Object:
-    prompt, answer = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    return {
-        "input_tokens": prompt if isinstance(prompt, int) else 0,
-        "output_tokens": answer if isinstance(answer, int) else 0,
-    }
+    """Anthropic's input_tokens are without those that a cache had; OpenAI's prompt_tokens are with them."""
+    prompt, details = _count(usage, "prompt_tokens"), usage.get("prompt_tokens_details")
+    cached = min(_count(details, "cached_tokens"), prompt) if isinstance(details, dict) else 0
+    more: Object = {"cache_read_input_tokens": cached} if cached else {}
+    return {"input_tokens": prompt - cached, **more, "output_tokens": _count(usage, "completion_tokens")}
+
+
+def _count(counts: Object, key: str) -> int:
+    value = counts.get(key)
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _tool_use(call: Object) -> Object:

@@ -19,10 +19,16 @@ from tidegate.gateway.openai import Completion, InvalidRequestError, check, deco
 _SAME = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop"),
     *("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty"),
+    *("mirostat", "mirostat_tau", "mirostat_eta"),
 )
 #: Beginnings of base64 of what cameras and screens make; anything else is called a PNG and the engine looks itself.
 _IMAGES = {"/9j/": "jpeg", "iVBOR": "png", "UklGR": "webp", "R0lGO": "gif"}
 _REASONS = {"length": "length"}
+_EFFORTS = ("low", "medium", "high", "max")
+#: What clients are told that look for a release with the formats above.
+_RELEASE = "0.12.0"
+#: Counts and milliseconds above are no measurement; an engine's JSON may even say infinity.
+_MOST = 1e15
 
 
 def parse_chat(data: bytes) -> Completion:
@@ -36,6 +42,8 @@ def parse_chat(data: bytes) -> Completion:
     made = _common(body)
     made["messages"] = _messages(messages) if isinstance(messages, list) else messages
     if body.get("tools"):
+        if not isinstance(body["tools"], list):
+            raise InvalidRequestError("cannot take 'tools': it is not an array", "tools")
         made["tools"] = body["tools"]
     return check(made, chat=True)
 
@@ -47,24 +55,45 @@ def parse_generate(data: bytes) -> Completion:
         InvalidRequestError: it is none.
     """
     body = decode(data)
-    made, prompt = _common(body), body.get("prompt")
+    made, prompt, system = _common(body), body.get("prompt"), body.get("system")
     if not isinstance(prompt, str):
         raise InvalidRequestError("cannot take 'prompt': it is not a string", "prompt")
-    if body.get("raw") is True or body.get("suffix"):
-        made["prompt"] = prompt
-        if body.get("suffix"):
-            made["suffix"] = body["suffix"]
-        return check(made, chat=False)
-    system = body.get("system")
-    first: list[Json] = [{"role": "system", "content": system}] if isinstance(system, str) and system else []
+    if body.get("suffix"):
+        # The engine's text completion refuses the key.
+        raise InvalidRequestError("cannot take 'suffix': the engine writes on, it does not fill in", "suffix")
+    if body.get("raw") is True:
+        return check(_raw(made, prompt, body.get("images")), chat=False)
+    if body.get("template"):
+        why = "the model's own is used; send the finished prompt with 'raw'"
+        raise InvalidRequestError(f"cannot take 'template': {why}", "template")
+    if system is not None and not isinstance(system, str):
+        raise InvalidRequestError("cannot take 'system': it is not a string", "system")
+    first: list[Json] = [{"role": "system", "content": system}] if system else []
     made["messages"] = _messages([*first, {"role": "user", "content": prompt, "images": body.get("images")}])
     return check(made, chat=True)
 
 
+def _raw(made: Object, prompt: str, images: Json) -> Object:
+    if images:
+        raise InvalidRequestError("cannot take 'images': a raw prompt has none", "images")
+    made["prompt"] = prompt
+    made.pop("chat_template_kwargs", None)
+    form = made.pop("response_format", None)
+    if isinstance(form, dict):
+        # The engine reads response_format of a chat only.
+        held = form.get("json_schema")
+        made["json_schema"] = held["schema"] if isinstance(held, dict) else {"type": "object"}
+    return made
+
+
 def asks_to_load(data: bytes) -> bool:
-    """An empty request is Ollama's way of asking for a model to be loaded: ours is always."""
+    """An empty request is Ollama's way of asking for a model to be loaded: ours is always.
+
+    Raises:
+        InvalidRequestError: as :func:`openai.decode`.
+    """
     body = decode(data)
-    return not body.get("messages") and not body.get("prompt")
+    return body.get("messages") in (None, []) and body.get("prompt") in (None, "")
 
 
 def _common(body: Object) -> Object:
@@ -73,46 +102,73 @@ def _common(body: Object) -> Object:
         raise InvalidRequestError("cannot take 'stream': it is not true or false", "stream")
     if options is not None and not isinstance(options, dict):
         raise InvalidRequestError("cannot take 'options': it is not an object", "options")
-    made: Object = {"model": body.get("model"), "stream": stream is not False}
-    made["stream_options"] = {"include_usage": True}
+    made: Object = {"stream": stream is not False, "stream_options": {"include_usage": True}}
+    if body.get("model") is not None:
+        made["model"] = body["model"]
     for key in _SAME:
         if options and options.get(key) is not None:
             made[key] = options[key]
+    if options and options.get("num_keep") is not None:
+        made["n_keep"] = options["num_keep"]
     most = options.get("num_predict") if options else None
     if most is not None:
         if isinstance(most, bool) or not isinstance(most, int):
             raise InvalidRequestError("cannot take 'num_predict': it is not a whole number", "options")
-        made["max_tokens"] = most
+        if most >= 0:
+            made["max_tokens"] = most
     if form == "json":
         made["response_format"] = {"type": "json_object"}
     elif isinstance(form, dict):
         made["response_format"] = {"type": "json_schema", "json_schema": {"name": "format", "schema": form}}
     elif form:
         raise InvalidRequestError("cannot take 'format': it is neither \"json\" nor a schema", "format")
-    if isinstance(think := body.get("think"), bool):
-        made["chat_template_kwargs"] = {"enable_thinking": think}
+    made.update(_thinking(body.get("think")))
     return made
+
+
+def _thinking(think: Json) -> Object:
+    if think is None:
+        return {}
+    if isinstance(think, bool):
+        return {"chat_template_kwargs": {"enable_thinking": think}}
+    if think in _EFFORTS:
+        return {"chat_template_kwargs": {"enable_thinking": True, "reasoning_effort": think}}
+    raise InvalidRequestError(f"cannot take 'think': it is none of true, false, {', '.join(_EFFORTS)}", "think")
 
 
 def _messages(messages: list[Json]) -> list[Json]:
     made: list[Json] = []
-    calls: list[str] = []
+    #: Calls without a result so far: id and function.
+    open_calls: list[tuple[str, str]] = []
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise InvalidRequestError(f"cannot take messages[{index}]: it is not an object", "messages")
-        new: Object = {"role": message.get("role"), "content": message.get("content") or ""}
-        images = message.get("images")
-        if isinstance(images, list) and images:
-            new["content"] = [{"type": "text", "text": new["content"]}, *(_image(image, index) for image in images)]
-        asked = message.get("tool_calls")
-        if isinstance(asked, list) and asked:
-            new["tool_calls"] = [_call(call, f"call_{index}_{at}", index) for at, call in enumerate(asked)]
-            calls += [f"call_{index}_{at}" for at in range(len(asked))]
+        text, images, asked = (message.get(key) or None for key in ("content", "images", "tool_calls"))
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequestError(f"cannot take messages[{index}]: its content is not a string", "messages")
+        new: Object = {"role": message.get("role"), "content": text or ""}
+        if images is not None:
+            shown = [_image(image, index) for image in (images if isinstance(images, list) else [None])]
+            new["content"] = [{"type": "text", "text": text or ""}, *shown]
+        if asked is not None:
+            calls = asked if isinstance(asked, list) else [None]
+            read = [_call(call, f"call_{index}_{at}", index) for at, call in enumerate(calls)]
+            new["tool_calls"] = [call for call, _, _ in read]
+            open_calls += [(identity, name) for _, identity, name in read]
         if message.get("role") == "tool":
-            # Ollama's answers of tools come in the order of the calls.
-            new["tool_call_id"] = calls.pop(0) if calls else f"call_{index}"
+            new["tool_call_id"] = _answered(message, open_calls) or f"call_{index}"
         made.append(new)
     return made
+
+
+def _answered(message: Object, open_calls: list[tuple[str, str]]) -> str | None:
+    """Which call a tool's result belongs to: by its id, else by the tool's name, else the oldest. Takes it away."""
+    identity, name = message.get("tool_call_id"), message.get("tool_name")
+    if isinstance(identity, str) and identity:
+        open_calls[:] = [call for call in open_calls if call[0] != identity]
+        return identity
+    at = next((at for at, call in enumerate(open_calls) if call[1] == name), 0)
+    return open_calls.pop(at)[0] if open_calls else None
 
 
 def _image(image: Json, index: int) -> Object:
@@ -122,12 +178,19 @@ def _image(image: Json, index: int) -> Object:
     return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{image}"}}
 
 
-def _call(call: Json, name: str, index: int) -> Object:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+def _call(call: Json, default: str, index: int) -> tuple[Object, str, str]:
+    """A call in the OpenAI shape, its id (``default`` where it has none: older clients send none) and its function."""
+    call = call if isinstance(call, dict) else {}
+    function = call.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(name, str):
         raise InvalidRequestError(f"cannot take messages[{index}]: a tool call has no function", "messages")
-    arguments = json.dumps(function.get("arguments") or {})
-    return {"id": name, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    given = function.get("arguments") or {}
+    if not isinstance(given, dict):
+        raise InvalidRequestError(f"cannot take messages[{index}]: a call's arguments are no object", "messages")
+    identity = known if isinstance(known := call.get("id"), str) and known else default
+    said: Object = {"name": name, "arguments": json.dumps(given)}
+    return {"id": identity, "type": "function", "function": said}, identity, name
 
 
 class OllamaVoice:
@@ -161,12 +224,11 @@ class OllamaVoice:
                     self._collect(value)
             if choice.get("finish_reason") is not None:
                 self._reason = _REASONS.get(str(choice["finish_reason"]), "stop")
-                if self._calls:
-                    lines.append(self._line(self._said("", calls=self._all_calls())))
+                lines.append(self._collected())
         return b"".join(lines)
 
     def done(self) -> bytes:
-        return self._line({**self._said(""), **self._end()})
+        return self._collected() + self._line({**self._said(""), **self._end()})
 
     def waiting(self) -> bytes:
         # The format has no line that means nothing.
@@ -211,21 +273,26 @@ class OllamaVoice:
         return {"message": {"role": "assistant", "content": text, **more}}
 
     def _end(self) -> Object:
-        def nanoseconds(key: str) -> int:
-            value = self._timings.get(key)
-            return int(value * 1e6) if isinstance(value, (int, float)) else 0
-
-        prompt, answer = self._usage.get("prompt_tokens"), self._usage.get("completion_tokens")
+        usage, timings = self._usage, self._timings
+        prompt, read, cached = usage.get("prompt_tokens"), timings.get("prompt_n"), timings.get("cache_n")
         return {
             "done": True,
             "done_reason": self._reason,
             "total_duration": max(0, int((self._clock() - self._began) * 1e9)),
             "load_duration": 0,
-            "prompt_eval_count": prompt if isinstance(prompt, int) else 0,
-            "prompt_eval_duration": nanoseconds("prompt_ms"),
-            "eval_count": answer if isinstance(answer, int) else 0,
-            "eval_duration": nanoseconds("predicted_ms"),
+            "prompt_eval_count": int(_number(prompt) or _number(read) + _number(cached)),
+            "prompt_eval_duration": int(_number(timings.get("prompt_ms")) * 1e6),
+            "eval_count": int(_number(usage.get("completion_tokens")) or _number(timings.get("predicted_n"))),
+            "eval_duration": int(_number(timings.get("predicted_ms")) * 1e6),
         }
+
+    def _collected(self) -> bytes:
+        """The line of all calls so far, once."""
+        if not self._calls:
+            return b""
+        calls = self._all_calls()
+        self._calls.clear()
+        return self._line(self._said("", calls=calls))
 
     def _collect(self, deltas: Json) -> None:
         for position, delta in enumerate(deltas if isinstance(deltas, list) else []):
@@ -240,6 +307,13 @@ class OllamaVoice:
 
     def _all_calls(self) -> list[Json]:
         return [{"function": _parsed(self._calls[index])} for index in sorted(self._calls)]
+
+
+def _number(value: Json) -> float:
+    """A count or a time; 0 for what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 0.0
+    return float(value) if 0 < value < _MOST else 0.0
 
 
 def _parsed(call: Object) -> Object:
@@ -261,3 +335,8 @@ def tags(names: Sequence[str], *, modified: float) -> Object:
             for name in names
         ]
     }
+
+
+def version() -> Object:
+    """``GET /api/version``: of the API whose formats these are."""
+    return {"version": _RELEASE}
