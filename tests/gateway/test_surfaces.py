@@ -374,6 +374,10 @@ def test_ollamas_list_of_models(stage: Scene) -> None:
     assert [entry["model"] for entry in stage.get("/api/tags").json["models"]] == ["fake-model"]
 
 
+def test_ollamas_version(stage: Scene) -> None:
+    assert stage.get("/api/version").json == ollama.version()
+
+
 @pytest.mark.parametrize(("path", "shape"), [("/v1/messages", "anthropic"), ("/api/chat", "ollama")])
 def test_a_begun_stream_goes_on_and_a_refused_one_ends_in_its_own_shape(stage: Scene, path: str, shape: str) -> None:
     engine = stage.start(1, "--fake-token-ms", "10")

@@ -70,6 +70,7 @@ class Desk:
             ("GET", "/v1/models"): self._models.list,
             ("GET", "/models"): self._models.list,
             ("GET", "/api/tags"): self._models.tags,
+            ("GET", "/api/version"): self._models.version,
         }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -13,7 +13,7 @@ from aiohttp import web
 from tidegate.gateway.assemble import Json
 from tidegate.gateway.client import JSON_TYPE
 from tidegate.gateway.front import Front
-from tidegate.gateway.ollama import tags
+from tidegate.gateway.ollama import tags, version
 
 #: Seconds that the worker gets. A user interface asks for the list before it shows anything.
 MODELS_S = 1.0
@@ -39,6 +39,10 @@ class Models:
         except (ValueError, KeyError, TypeError):
             names = []
         return self._answer(json.dumps(tags(names, modified=self._began)).encode())
+
+    async def version(self, _: web.BaseRequest) -> web.Response:
+        """``GET /api/version``, which Ollama's clients ask first."""
+        return self._answer(json.dumps(version()).encode())
 
     def _answer(self, body: bytes) -> web.Response:
         return web.Response(body=body, headers={**self._front.headers(), "Content-Type": JSON_TYPE})
