@@ -282,12 +282,6 @@ def is_populated(directory: str) -> bool | None:
     return None if value is None else value != 0
 
 
-def read_swap(directory: str) -> tuple[int, int | None] | None:
-    """Swap in use by a v2 group and its limit (None: no limit), or None where the files are missing."""
-    current = read_number(f"{directory}/memory.swap.current")
-    return None if current is None else (current, parse_limit(read_word(f"{directory}/memory.swap.max")))
-
-
 def group_id(directory: str) -> int | None:
     """What makes the group behind a path the same one as before: its inode (the kernel's cgroup id on v2)."""
     try:

@@ -35,11 +35,6 @@ class Keep:
     path: str
     file: RegularFile
 
-    @property
-    def copy(self) -> str:
-        """Where the copy is."""
-        return kept(self.file)
-
 
 @dataclass(frozen=True)
 class WriteFile:
