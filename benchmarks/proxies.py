@@ -27,7 +27,7 @@ from typing import Any
 
 import aiohttp
 
-from gateway.harness import FAKE_ENGINE, Engine, chat, scene, until
+from gateway.harness import FAKE_ENGINE, Scene, chat, scene, until
 
 FIRST, PLAIN, CLIENTS, STREAMS, TOKENS, HELD = 300, 600, 16, 50, 400, 200
 MIB = 1 << 20
@@ -88,7 +88,10 @@ def process(argv: list[str], port: int, directory: str) -> Iterator[int]:
     """The process of a proxy that listens; its pid."""
     with open(f"{directory}/log", "ab") as log:
         started = subprocess.Popen(
-            argv, stdout=log, stderr=log, env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+            argv,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_API_KEY": "none"},
         )
     try:
         until(lambda: listens(port), 90)
@@ -133,6 +136,7 @@ async def first_chunk(session: aiohttp.ClientSession, port: int) -> float:
     begun = time.perf_counter()
     async with session.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body(1, stream=True)) as answer:
         await answer.content.readany()
+        assert answer.status == 200, await answer.text()
         took = time.perf_counter() - begun
         await answer.read()
     return took
@@ -231,13 +235,9 @@ def main(litellm: str) -> int:
         until(partial(listens, ports[what]))
     try:
         with scene() as stage:
-            stage.start(1, "-np", "256", "-c", "2000000", slots=256, context=7800)
-            stage.engines[2] = slow_engine(stage.folder)
-            rest = stage.process.pid
-            stage.announce(2, slots=256, context=7800)
-            slow = asyncio.run(held(stage.port, rest))
-            stage.announce(1, slots=256, context=7800)
-            asyncio.run(measure("tidegate", stage.port, rest, ports["fast"], slow))
+            slow = asyncio.run(held(announced(stage, ports["slow"]), stage.process.pid))
+            fast = announced(stage, ports["fast"])
+            asyncio.run(measure("tidegate", fast, stage.process.pid, ports["fast"], slow))
         for name in names:
             with proxy(name, ports["slow"], litellm) as (port, pid):
                 slow = asyncio.run(held(port, pid))
@@ -250,9 +250,13 @@ def main(litellm: str) -> int:
     return 0
 
 
-def slow_engine(folder: str) -> Engine:
-    """An engine of ten tokens a second."""
-    return Engine(folder, 2, "-np", "256", "-c", "2000000", "--fake-token-ms", "100")
+def announced(stage: Scene, upstream: int) -> int:
+    """The port of the gateway, once it knows the engine on port ``upstream`` as its worker."""
+    generation = stage.state["worker"]["generation"] + 1
+    url = f"http://127.0.0.1:{upstream}"
+    worker = {"state": "ready", "generation": generation, "url": url, "slots": 256, "context": 7800}
+    stage.tell(gate="open", worker=worker)
+    return stage.port
 
 
 if __name__ == "__main__":

@@ -143,6 +143,9 @@ def main() -> None:
 def serve(engine: Engine, server: socket.socket) -> None:
     while True:
         sock, _ = server.accept()
+        if sock.family != socket.AF_UNIX:
+            # Head and first chunk are two writes: Nagle would hold the second for the client's delayed ACK, 40 ms.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         threading.Thread(target=Connection(engine, sock).run, daemon=True).start()
 
 
