@@ -21,6 +21,7 @@ from tidegate.gateway.front import DEATHS, DEGRADED, REQUESTS, RETRY_LEVEL_S, Fr
 from tidegate.gateway.job import EngineSaid, Finished, Job, Result
 from tidegate.gateway.queue import LineFullError
 from tidegate.gateway.upstream import Upstream
+from tidegate.gateway.wire import UnreachableError
 
 log = logging.getLogger(__name__)
 
@@ -257,12 +258,12 @@ class Carrier:
             for body in job.before:
                 async with await upstream.request(job.method, job.target, job.headers(), body) as first:
                     await first.read()
-            response = await upstream.request(job.method, job.target, job.headers(), job.body)
-            try:
-                return await job.take(response, self)
-            finally:
-                response.close()
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+            async with await upstream.request(job.method, job.target, job.headers(), job.body) as reply:
+                result = await job.take(reply, self)
+                if isinstance(result, Finished):
+                    reply.done()
+                return result
+        except UnreachableError:
             return Loss.UNREACHABLE
         except (aiohttp.ClientError, OSError, TimeoutError):
             loss = upstream.broke(self.front.loop.time(), begun)
@@ -327,7 +328,7 @@ class Carrier:
         self.client.outcome = "answered"
         for how in self._degraded():
             self.front.counters.add(DEGRADED, how=how)
-        return await self.client.finish() if finished.response is None else finished.response
+        return await self.client.finish(finished.last) if finished.response is None else finished.response
 
     async def _refuse(self, refusal: Refusal) -> web.StreamResponse:
         return await self.client.refuse(refusal, self.front.headers(), blank=not self._content)

@@ -25,6 +25,7 @@ from tidegate.gateway.sse import STREAM_TYPE
 from tidegate.gateway.tokens import START_RATIO
 from tidegate.gateway.upstream import Upstream
 from tidegate.gateway.voice import Voice
+from tidegate.gateway.wire import Reply
 from tidegate.policy.admission import Action, Ask, Decision, Why, admit, fits_surely
 from tidegate.policy.trim import Piece, trim
 
@@ -232,7 +233,7 @@ class CompletionJob:
 
     # -- the answer ---------------------------------------------------------------------------------------------
 
-    async def take(self, response: aiohttp.ClientResponse, carrier: Carrier) -> Result:
+    async def take(self, response: Reply, carrier: Carrier) -> Result:
         if response.status != 200:
             return await engine_error(response)
         if response.content_type != STREAM_TYPE:
@@ -251,7 +252,7 @@ class CompletionJob:
         except ValueError as error:
             return EngineSaid(502, {"message": str(error), "type": "server_error"})
 
-    async def _take(self, response: aiohttp.ClientResponse, carrier: Carrier, passed: dict[str, str]) -> Result:
+    async def _take(self, response: Reply, carrier: Carrier, passed: dict[str, str]) -> Result:
         answer = self._answer
         headers = {**stream_headers(self._voice.stream_type), **passed}
         try:
@@ -269,8 +270,8 @@ class CompletionJob:
             raise aiohttp.ClientPayloadError("the stream ended early")
         self._learn(answer.usage, answer.timings)
         if self._completion.stream:
-            await carrier.pass_on(answer.closing(), status=200, headers=headers)
-            return Finished()
+            await carrier.pass_on(b"", status=200, headers=headers)
+            return Finished(last=answer.closing())
         whole = self._voice.whole(answer.whole())
         body = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
         return Finished(web.Response(body=body, headers={**passed, **carrier.head(), "Content-Type": JSON_TYPE}))
@@ -311,7 +312,7 @@ def _status_of(error: Json) -> int:
     return code if isinstance(code, int) and 400 <= code <= 599 else 500
 
 
-async def engine_error(response: aiohttp.ClientResponse) -> EngineSaid | Loss:
+async def engine_error(response: Reply) -> EngineSaid | Loss:
     """The engine's error answer; a worker that is still loading is none, but a reason to wait."""
     if response.status < 400:
         return EngineSaid(502, f"cannot read the engine's answer: status {response.status} where 200 was expected")

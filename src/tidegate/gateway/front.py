@@ -79,9 +79,9 @@ class Front:
         """End what is still at the worker: its clients are told."""
         self.pool.abort_all(Loss.ORDERED)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close every connection to the worker."""
-        await self.pool.close()
+        self.pool.close()
 
     def unreachable(self) -> None:
         """Nobody listens at the worker's address: leave it alone for a second, or until it is announced anew."""

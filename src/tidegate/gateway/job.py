@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-import aiohttp
 from aiohttp import web
 
 from tidegate.gateway.assemble import Json
 from tidegate.gateway.errors import Refusal
 from tidegate.gateway.flight import Loss
 from tidegate.gateway.upstream import Upstream
+from tidegate.gateway.wire import Reply
 
 if TYPE_CHECKING:
     from tidegate.gateway.carry import Carrier
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finished:
-    """The answer is complete. ``response`` is the whole of it when nothing was streamed."""
+    """The answer is complete: ``response`` is the whole of it, or ``last`` the end of a stream."""
 
     response: web.StreamResponse | None = None
+    last: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -78,5 +79,5 @@ class Job(Protocol):
     def refused(self, said: EngineSaid) -> Refusal:
         """The engine's error in the client's words."""
 
-    async def take(self, response: aiohttp.ClientResponse, carrier: Carrier) -> Result:
+    async def take(self, response: Reply, carrier: Carrier) -> Result:
         """Take the engine's answer and pass it on through ``carrier``."""

@@ -152,7 +152,7 @@ class Process:
                     await desk.idle.wait()
         finally:
             await runner.cleanup()
-            await front.close()
+            front.close()
             link.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await link

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import aiohttp
-
 from tidegate.gateway import errors, openai
 from tidegate.gateway.carry import Carrier
 from tidegate.gateway.completion import engine_error
@@ -14,6 +12,7 @@ from tidegate.gateway.job import EngineSaid, Finished, Result
 from tidegate.gateway.openai import Weight
 from tidegate.gateway.quarantine import fingerprint
 from tidegate.gateway.upstream import Upstream
+from tidegate.gateway.wire import Reply
 from tidegate.policy.admission import Action, Ask, Why, admit
 
 #: POST routes of llama-server that make the model work, without their optional ``/v1``.
@@ -104,7 +103,7 @@ class PassJob:
         best = self._front.station.state.board.best_context
         return errors.from_engine(said.status, said.error, best=best, retry_s=self._front.retry_after(RETRY_LEVEL_S))
 
-    async def take(self, response: aiohttp.ClientResponse, carrier: Carrier) -> Result:
+    async def take(self, response: Reply, carrier: Carrier) -> Result:
         kind = response.headers.get("Content-Type", "")
         plain = "Content-Encoding" not in response.headers
         readable = response.status >= 400 and plain and kind.startswith("application/json")

@@ -105,7 +105,6 @@ async def _ask(upstream: Upstream, target: str, body: Json, headers: dict[str, s
                 if response.status != 200:
                     return {}
                 value: Json = json.loads(await response.read())
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RuntimeError):
-        # RuntimeError: the session was closed meanwhile, as its worker has just been replaced.
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -1,8 +1,4 @@
-"""Connections to the worker: one client session a generation, and what is in flight on it.
-
-Every request has its own connection (``force_close``): a pooled one that the worker closed in the meantime cannot be
-told from a worker that died, and on a Unix socket a new one costs 0.1 ms.
-"""
+"""The worker's generations: the connections to each, and what is in flight on it."""
 
 from __future__ import annotations
 
@@ -10,21 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import aiohttp
-from yarl import URL
-
 from tidegate.gateway.flight import Loss
 from tidegate.gateway.state import GuardState, Station, Worker
+from tidegate.gateway.wire import Reply, Wire
 from tidegate.policy.admission import Gate
 
-#: Seconds to connect: the socket is local, so a longer wait means a full backlog.
-CONNECT_S = 5.0
-#: Seconds without a byte: a prefill of 4096 tokens at 10 tokens/s is 400 s.
-READ_S = 900.0
-
 _ONE_DEATH_S = 1.0
-
-_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
 class Exchange:
@@ -54,33 +41,11 @@ class Upstream:
         self.exchanges: set[Exchange] = set()
         self._broke_at = -_ONE_DEATH_S
         self._in_flight_when_it_broke = 0
-        connector: aiohttp.BaseConnector
-        if worker.url.startswith("unix:"):
-            connector = aiohttp.UnixConnector(worker.url.removeprefix("unix:"), limit=0, force_close=True)
-            self._base = "http://worker"
-        else:
-            connector = aiohttp.TCPConnector(limit=0, force_close=True)
-            self._base = worker.url.rstrip("/")
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            auto_decompress=False,
-            trust_env=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=READ_S),
-            skip_auto_headers=_AUTO_HEADERS,
-        )
+        self._wire = Wire(worker.url)
 
-    async def request(
-        self, method: str, target: str, headers: Mapping[str, str], body: bytes
-    ) -> aiohttp.ClientResponse:
-        """Send a request; ``target`` is a raw path with query. The caller closes the response.
-
-        Raises:
-            aiohttp.ClientError, OSError, TimeoutError: as aiohttp does.
-        """
-        url = URL(self._base + target, encoded=True)
-        data = body if body or method not in ("GET", "HEAD") else None
-        return await self._session.request(method, url, data=data, headers=headers, allow_redirects=False)
+    async def request(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        """Send a request, see :meth:`tidegate.gateway.wire.Wire.request`."""
+        return await self._wire.request(method, target, headers, body)
 
     def broke(self, now: float, begun: float) -> Loss:
         """What a connection's break at ``now`` means for its exchange, which began at ``begun`` (loop times).
@@ -94,23 +59,22 @@ class Upstream:
             return Loss.UNREACHABLE
         return Loss.DIED_ALONE if self._in_flight_when_it_broke == 1 else Loss.DIED
 
-    async def close(self) -> None:
-        """Close the session and every connection on it."""
-        await self._session.close()
+    def close(self) -> None:
+        """Close every connection."""
+        self._wire.close()
 
 
 class Pool:
-    """The sessions of all generations that still have something in flight, and the current one."""
+    """All generations that still have something in flight, and the current one."""
 
     def __init__(self, station: Station, changed: Callable[[], None]) -> None:
         self._station = station
         self._changed = changed
         self._upstreams: list[Upstream] = []
-        self._closing: set[asyncio.Task[None]] = set()
         station.listen(self._moved)
 
     def current(self) -> Upstream:
-        """The session to the worker that the guard announced last."""
+        """The worker that the guard announced last."""
         worker = self._station.state.worker
         for upstream in self._upstreams:
             if (upstream.generation, upstream.url) == (worker.generation, worker.url):
@@ -147,13 +111,11 @@ class Pool:
             for exchange in list(upstream.exchanges):
                 exchange.abort(loss)
 
-    async def close(self) -> None:
-        """Close every session."""
+    def close(self) -> None:
+        """Close every connection."""
         for upstream in self._upstreams:
-            await upstream.close()
+            upstream.close()
         self._upstreams.clear()
-        if self._closing:
-            await asyncio.wait(self._closing)
 
     def _moved(self, _: GuardState, after: GuardState) -> None:
         if after.board.gate in (Gate.HOLD, Gate.REFUSE):
@@ -172,11 +134,9 @@ class Pool:
         return upstream.broke(now, exchange.begun)
 
     def _sweep(self) -> None:
-        """Close the sessions of earlier generations that carry nothing any more."""
+        """Close the connections to earlier generations that carry nothing any more."""
         worker = self._station.state.worker
         for upstream in list(self._upstreams):
             if not upstream.exchanges and (upstream.generation, upstream.url) != (worker.generation, worker.url):
                 self._upstreams.remove(upstream)
-                task = asyncio.get_running_loop().create_task(upstream.close())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                upstream.close()
