@@ -65,6 +65,7 @@ class Running:
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("TIDEGATE_", "NOTIFY_"))},
             "RUNTIME_DIRECTORY": str(self.run_directory),
+            "STATE_DIRECTORY": str(directory / "state"),
             **(env or {}),
         }
         with self.log_path.open("ab") as log:

@@ -17,7 +17,7 @@ from tidegate.cli.parser import parse
 from tidegate.cli.settings_flags import flags_again, settings_from
 from tidegate.guard.plan import ProfileBytes, profiles_from_json
 from tidegate.settings.model import Settings
-from tidegate.settings.paths import model_directory, run_directory
+from tidegate.settings.paths import model_directory, run_directory, slot_directory
 
 
 def tidegate_process(*argv: str, stdout: int) -> subprocess.CompletedProcess[bytes]:
@@ -152,6 +152,19 @@ def test_auto_is_resolved(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_run_directory(environ: dict[str, str], uid: int, path: str) -> None:
     assert run_directory(environ, uid=uid) == path
+
+
+@pytest.mark.parametrize(
+    ("environ", "uid", "path"),
+    [
+        ({"STATE_DIRECTORY": "/var/lib/a:/var/lib/b"}, 0, "/var/lib/a/slots"),
+        ({"HOME": "/root"}, 0, "/var/lib/tidegate/slots"),
+        ({"XDG_STATE_HOME": "/s", "HOME": "/h"}, 1000, "/s/tidegate/slots"),
+        ({"HOME": "/h"}, 1000, "/h/.local/state/tidegate/slots"),
+    ],
+)
+def test_slot_directory(environ: dict[str, str], uid: int, path: str) -> None:
+    assert slot_directory(environ, uid=uid) == path
 
 
 @pytest.mark.parametrize(

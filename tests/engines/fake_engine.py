@@ -2,8 +2,8 @@
 
     python -I -S fake_engine.py --host /tmp/x.sock -c 1024 -np 1 --fake-load-ms 200 --fake-token-ms 20
 
-It takes llama-server's flags (``--host PATH.sock`` or ``--host IP --port N``, ``-m``, ``-c``, ``-np``; others are
-ignored) and these of its own:
+It takes llama-server's flags (``--host PATH.sock`` or ``--host IP --port N``, ``-m``, ``-c``, ``-np``,
+``--slot-save-path``; others are ignored) and these of its own:
 
     --fake-load-ms N          milliseconds after start during which every route answers 503 "Loading model"
     --fake-token-ms N         milliseconds between two tokens
@@ -18,6 +18,9 @@ ignored) and these of its own:
     --fake-log PATH           append a JSON line for everything that happens (survives a SIGKILL)
     --fake-api-key KEY        401 without this key, except for /health
     --fake-no-slots           /slots answers 501, as with llama-server's --no-slots
+
+    --fake-restore-crash      restoring a slot ends the process
+    --fake-forget             a restored slot is of no use, as with a model of sliding windows
 
     --fake-read-model         the model file is mapped, and every token reads all of its pages
 
@@ -108,6 +111,8 @@ HELP = """fake llama-server
        --ctx-checkpoints N              checkpoints of a slot
 -fit,  --fit [on|off]                   adjust unset arguments to fit
        --no-warmup                      skip the warm-up
+       --cache-reuse N                  least chunk to reuse by shifting
+       --slot-save-path PATH            where slots are saved
        --metrics                        serve /metrics
        --no-webui                       no web UI
        --offline                        no downloads

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tidegate import engines
@@ -59,6 +61,17 @@ def test_threads_are_the_engines_choice_unless_set() -> None:
     assert "-t" not in flags()
 
 
+def test_slots_are_saved_where_that_is_possible(tmp_path: Path) -> None:
+    for settings in (WorkerSettings(engine="llama-server"), WorkerSettings(engine="xllamacpp")):
+        engine = engines.create(replace(settings, carry_over=str(tmp_path)), "/usr/bin/python3", ())
+        argv = engine.argv(PROFILE, prompt_cache=0, endpoint="unix:/w.sock")
+        assert argv[argv.index("--slot-save-path") + 1] == f"{tmp_path}/"
+        for off in (str(tmp_path / "gone"), "off", "auto"):
+            engine = engines.create(replace(settings, carry_over=off), "/usr/bin/python3", ())
+            # llama-server ends at once for a directory that is not there.
+            assert "--slot-save-path" not in engine.argv(PROFILE, prompt_cache=0, endpoint="unix:/w.sock")
+
+
 def test_endpoints() -> None:
     assert flags(endpoint="unix:/run/tidegate/worker-1.sock")["--host"] == "/run/tidegate/worker-1.sock"
     assert "--port" not in flags()
@@ -77,6 +90,7 @@ def test_every_flag_that_memory_is_planned_by_is_owned() -> None:
     fuller = replace(PROFILE, threads=2)
     by_profile = set(flags(fuller, endpoint="http://127.0.0.1:1")) - {
         "-fa", "--ctx-checkpoints", "--no-warmup", "--metrics", "--no-webui", "--offline", "--timeout", "--cache-ram",
+        "--cache-reuse",
     }  # fmt: skip
     assert by_profile <= OWNED_FLAGS
     assert "--cache-ram" in OWNED_FLAGS

@@ -387,8 +387,8 @@ BIG = Profile(name="full", model="/models/big.gguf", context=4096)
 SMALL = Profile(name="small", model="/models/small.gguf", context=1024)
 
 
-def settings(**gateway: Any) -> Settings:
-    return Settings(worker=WorkerSettings(profiles=(BIG, SMALL)), gateway=GatewaySettings(**gateway))
+def settings(*, worker: WorkerSettings | None = None, **gateway: Any) -> Settings:
+    return Settings(worker=worker or WorkerSettings(profiles=(BIG, SMALL)), gateway=GatewaySettings(**gateway))
 
 
 def first_state() -> dict[str, Any]:
@@ -410,14 +410,14 @@ def first_state() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def scene(**gateway: Any) -> Iterator[Scene]:
-    """A gateway with these gateway settings, connected to its guard, and no worker yet."""
+def scene(*, worker: WorkerSettings | None = None, **gateway: Any) -> Iterator[Scene]:
+    """A gateway with these settings, connected to its guard, and no worker yet."""
     # Not pytest's own folder: a Unix socket's path must stay below 108 bytes.
     folder = tempfile.mkdtemp(prefix="tg-")
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     guard = Guard(os.path.join(folder, "guard.sock"))
     read, write = os.pipe()
-    os.write(write, json.dumps(settings(**gateway).to_json()).encode())
+    os.write(write, json.dumps(settings(worker=worker, **gateway).to_json()).encode())
     os.close(write)
     argv = [sys.executable, "-m", "tidegate.gateway", "--settings-fd", str(read)]
     argv += ["--listen-fd", str(listener.fileno()), "--socket", guard.path]

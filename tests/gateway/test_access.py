@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import openai as openai_client
 import pytest
@@ -77,7 +78,7 @@ def test_control_has_keys_of_its_own(path: str) -> None:
 def guarded_fixture() -> Iterator[Scene]:
     """A gateway with keys."""
     with tempfile.TemporaryDirectory() as directory:
-        paths = {}
+        paths: dict[str, Any] = {}
         for name, key in (("keys", KEY), ("control_keys", CONTROL)):
             paths[name] = os.path.join(directory, name)
             with open(os.open(paths[name], os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:

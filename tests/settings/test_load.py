@@ -117,6 +117,7 @@ def test_no_listen(listen: str) -> None:
         ({"gateway.listen": "x"}, "", Exit.USAGE),
         ({}, '[gateway]\nlisten = "x"', Exit.CANNOT_START),
         ({"worker.engine": "xllamacpp"}, 'worker.command = ["x"]', Exit.USAGE),
+        ({}, 'worker.carry_over = "slots"', Exit.CANNOT_START),
         # The flag is fine with what the file has: whose fault it is counts, not that there is a flag.
         ({"log.level": "debug"}, "[memory]\nrelease = 0.4\nwarn = 0.3", Exit.CANNOT_START),
     ],
@@ -281,6 +282,7 @@ def good(setting: Setting) -> st.SearchStrategy[Any]:
                 "model": st.text(st.characters(exclude_characters="\0"), min_size=1),
                 "keys": st.just("/etc/tidegate/keys"),
                 "control_keys": st.just("/etc/tidegate/control-keys"),
+                "carry_over": st.sampled_from(("auto", "off", "/slots")),
             }[setting.key]
 
 

@@ -88,7 +88,7 @@ def test_names_are_unique() -> None:
 
 
 #: Values of keys whose form is checked beyond their kind.
-_ATTACHING = {"unit": "llama.service", "cgroup": "/ai", "url": "http://127.0.0.1:1"}
+_FORMED = {"unit": "llama.service", "cgroup": "/ai", "url": "http://127.0.0.1:1", "carry_over": "/slots"}
 
 
 def test_every_environment_name_sets_its_key() -> None:
@@ -111,7 +111,7 @@ def test_every_environment_name_sets_its_key() -> None:
             environ["TIDEGATE_MEMORY_BUDGET"] = "90M"
         if setting.key in ("url", "restart"):
             environ["TIDEGATE_WORKER_PROCESS"] = "llama-server"
-        environ[setting.env] = other = _ATTACHING.get(setting.key, other)
+        environ[setting.env] = other = _FORMED.get(setting.key, other)
         settings = load_settings({}, Overrides({}), environ, default_model="m")
         assert getattr(getattr(settings, setting.section), setting.key) == setting.parse(other) != default_of(setting)
 

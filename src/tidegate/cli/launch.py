@@ -57,6 +57,7 @@ def launch(arguments: argparse.Namespace, *, gateway: bool) -> int:
     flags = check_engine(settings.worker) if attachment is None else ()
     directory = make_run_directory(run_directory(os.environ, uid=os.getuid()))
     lock = lock_directory(directory)
+    make_slot_directory(settings.worker.carry_over)
     if attachment is not None and attachment.kind == "unit" and not arguments.observe:
         trouble = fence_unit(attachment.name, settings.fence)
         if trouble:
@@ -161,6 +162,24 @@ def make_run_directory(path: str) -> str:
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise TidegateError(f"cannot use run directory {path}: others can write to it", hint=f"chmod go-w {path}")
     return path
+
+
+def make_slot_directory(path: str) -> None:
+    """The directory of saved slots, closed to others: prompts are in it. Without it nothing is carried over."""
+    if not path.startswith("/"):
+        return
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        trouble = "" if os.access(path, os.W_OK | os.X_OK) else "it cannot be written to"
+        if os.stat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            print(f"tidegate: warning: others can read {path}, where prompts are kept", file=sys.stderr)
+    except OSError as error:
+        trouble = error.strerror or str(error)
+    if trouble:
+        print(
+            f"tidegate: warning: cannot carry prompts over a restart: {path}: {trouble} (worker.carry_over)",
+            file=sys.stderr,
+        )
 
 
 def lock_directory(path: str) -> int:

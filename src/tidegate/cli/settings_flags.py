@@ -11,6 +11,7 @@ from tidegate.cli.demo_model import demo_model_path
 from tidegate.frozen import replace
 from tidegate.settings.load import Overrides, find_config, load_settings, read_config
 from tidegate.settings.model import Settings, WorkerSettings
+from tidegate.settings.paths import slot_directory
 from tidegate.settings.table import SETTINGS
 
 #: Namespace prefix of flags that stand for a setting.
@@ -44,7 +45,8 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
     settings = load_settings(
         document, Overrides(flags, arguments.model), os.environ, default_model=demo_model_path(os.environ)
     )
-    return replace(settings, worker=replace(settings.worker, engine=_engine(settings.worker)))
+    worker = settings.worker
+    return replace(settings, worker=replace(worker, engine=_engine(worker), carry_over=_carry_over(worker)))
 
 
 def _engine(worker: WorkerSettings) -> str:
@@ -52,6 +54,13 @@ def _engine(worker: WorkerSettings) -> str:
         return worker.engine
     has_package = not worker.command and importlib.util.find_spec("xllamacpp") is not None
     return "xllamacpp" if has_package else "llama-server"
+
+
+def _carry_over(worker: WorkerSettings) -> str:
+    if worker.attached:
+        # Its slots are kept where whoever starts it says, if anywhere.
+        return "off"
+    return slot_directory(os.environ, uid=os.getuid()) if worker.carry_over == "auto" else worker.carry_over
 
 
 def flags_again(arguments: argparse.Namespace) -> list[str]:

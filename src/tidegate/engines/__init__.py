@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 def create(settings: WorkerSettings, python: str, flags: tuple[str, ...]) -> Engine:
     """The adapter that ``settings`` name; ``python`` is the interpreter that has the engine's package, ``flags`` are
     those that the engine's build knows."""
+    slots = settings.carry_over if settings.carry_over.startswith("/") else ""
     if settings.engine == "llama-server":
-        return LlamaServer(settings.command, frozenset(flags))
-    return Xllamacpp(python, frozenset(flags))
+        return LlamaServer(settings.command, frozenset(flags), slots)
+    return Xllamacpp(python, frozenset(flags), slots)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tidegate.settings.model import Profile
@@ -12,7 +14,7 @@ OWNED_FLAGS = frozenset(
     for names in (
         ("-m", "--model", "-c", "--ctx-size", "-np", "--parallel", "-b", "--batch-size", "-ub", "--ubatch-size"),
         ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v", "-cram", "--cache-ram", "-fit", "--fit"),
-        ("--host", "--port", "-t", "--threads"),
+        ("--host", "--port", "-t", "--threads", "--slot-save-path"),
     )
     for flag in names
 )
@@ -22,13 +24,16 @@ OWNED_FLAGS = frozenset(
 NEEDED_FLAGS = (("-m", "--model"), ("-c", "--ctx-size"), ("-np", "--parallel"), ("--host",), ("--port",))
 
 
-def llama_flags(profile: Profile, known: frozenset[str], *, prompt_cache: int, endpoint: str) -> list[str]:
+def llama_flags(
+    profile: Profile, known: frozenset[str], *, prompt_cache: int, endpoint: str, slots: str = ""
+) -> list[str]:
     """The flags of llama-server (names of b11434) that serve ``profile`` on ``endpoint``.
 
     Left unset, these would each break a board: ``-c`` (sized to all RAM), ``-np`` (four slots), ``--cache-ram``
     (8 GiB of anonymous memory), ``--ctx-checkpoints`` (32 a slot), ``-fit`` (ignores cgroups). ``prompt_cache`` is
-    bytes; the flag takes whole MiB. ``known`` are the flags of the build at hand (none: all): one that it does not
-    know would end it at once, and what it would have bounded is not there in such a build.
+    bytes; the flag takes whole MiB. ``slots`` is the directory of saved slots (empty: none are saved). ``known`` are
+    the flags of the build at hand (none: all): one that it does not know would end it at once, and what it would have
+    bounded is not there in such a build.
     """
     wanted: list[tuple[tuple[str, ...], str | None]] = [
         (("-m", "--model"), profile.model),
@@ -40,6 +45,8 @@ def llama_flags(profile: Profile, known: frozenset[str], *, prompt_cache: int, e
         (("-ctv", "--cache-type-v"), profile.kv_type),
         (("-fa", "--flash-attn"), "on"),
         (("--cache-ram", "-cram"), str(prompt_cache >> 20)),
+        # A history that lost its oldest turns keeps what it shares: 0.2 s instead of 17 (docs/gateway.md, Carry-over).
+        (("--cache-reuse",), "256"),
         (("--ctx-checkpoints", "--swa-checkpoints"), "2"),
         (("-fit", "--fit"), "off"),
         (("--no-warmup",), None),
@@ -48,6 +55,9 @@ def llama_flags(profile: Profile, known: frozenset[str], *, prompt_cache: int, e
         (("--offline",), None),
         (("--timeout", "-to"), "3600"),
     ]
+    if slots:
+        # The host program takes the directory as it is, and llama.cpp puts the name right behind it.
+        wanted.append((("--slot-save-path",), f"{slots.rstrip('/')}/"))
     if profile.threads:
         wanted.append((("-t", "--threads"), str(profile.threads)))
     if endpoint.startswith("unix:"):
@@ -61,3 +71,8 @@ def llama_flags(profile: Profile, known: frozenset[str], *, prompt_cache: int, e
         if name is not None:
             flags += [name] if value is None else [name, value]
     return [*flags, *profile.extra]
+
+
+def usable_slots(directory: str) -> str:
+    """``directory`` if it is there and can be written to, else "": the engine would end itself at once."""
+    return directory if os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK) else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tidegate.engines.base import EngineCapabilities
-from tidegate.engines.llama_flags import llama_flags
+from tidegate.engines.llama_flags import llama_flags, usable_slots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,17 +15,20 @@ _ALIAS = ("--alias", "-a")
 
 
 class LlamaServer:
-    """``command`` is the program and its first arguments, ``flags`` what its build knows."""
+    """``command`` is the program and its first arguments, ``flags`` what its build knows, ``slots`` the directory of
+    saved slots (empty: none)."""
 
     name = "llama-server"
     capabilities = EngineCapabilities(unix_socket=True, frees_bytes=False)
 
-    def __init__(self, command: tuple[str, ...], flags: frozenset[str]) -> None:
+    def __init__(self, command: tuple[str, ...], flags: frozenset[str], slots: str = "") -> None:
         self._command = command or ("llama-server",)
         self._flags = flags
+        self._slots = slots
 
     def argv(self, profile: Profile, *, prompt_cache: int, endpoint: str) -> list[str]:
-        flags = llama_flags(profile, self._flags, prompt_cache=prompt_cache, endpoint=endpoint)
+        slots = usable_slots(self._slots)
+        flags = llama_flags(profile, self._flags, prompt_cache=prompt_cache, endpoint=endpoint, slots=slots)
         return [*self._command, *self._alias(profile), *flags]
 
     def _alias(self, profile: Profile) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tidegate.engines.base import EngineCapabilities
-from tidegate.engines.llama_flags import llama_flags
+from tidegate.engines.llama_flags import llama_flags, usable_slots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 
 
 class Xllamacpp:
-    """``python`` is the interpreter that can import xllamacpp, ``flags`` what the host program knows (none: all)."""
+    """``python`` is the interpreter that can import xllamacpp, ``flags`` what the host program knows (none: all),
+    ``slots`` the directory of saved slots (empty: none)."""
 
     name = "xllamacpp"
     capabilities = EngineCapabilities(unix_socket=True, frees_bytes=False)
 
-    def __init__(self, python: str, flags: frozenset[str] = frozenset()) -> None:
+    def __init__(self, python: str, flags: frozenset[str] = frozenset(), slots: str = "") -> None:
         self._python = python
         self._flags = flags
+        self._slots = slots
 
     def command(self) -> list[str]:
         """The host program; with ``--help`` it names the flags that it knows."""
@@ -29,4 +31,6 @@ class Xllamacpp:
         return [self._python, "-P", host]
 
     def argv(self, profile: Profile, *, prompt_cache: int, endpoint: str) -> list[str]:
-        return [*self.command(), *llama_flags(profile, self._flags, prompt_cache=prompt_cache, endpoint=endpoint)]
+        slots = usable_slots(self._slots)
+        flags = llama_flags(profile, self._flags, prompt_cache=prompt_cache, endpoint=endpoint, slots=slots)
+        return [*self.command(), *flags]

@@ -21,7 +21,7 @@ from tidegate.gateway.front import REQUESTS, Front
 from tidegate.gateway.headers import plain_path, request_headers
 from tidegate.gateway.instead import Instead
 from tidegate.gateway.models import Models
-from tidegate.gateway.passthrough import PassJob, generates, wants_stream
+from tidegate.gateway.passthrough import PassJob, generates, keeps_slots, wants_stream
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +180,9 @@ class Desk:
         return Instead.of(completion, time.time()) if wish == "answer" else None
 
     async def _pass(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
+        if keeps_slots(request.method, path, request.raw_path.partition("?")[2]):
+            text = "cannot save or restore slots: the gateway does so itself"
+            raise RefusedError(errors.invalid(text, status=501))
         counted = generates(request.method, path)
         headers = self._passed(request, readable=False)
         job = PassJob(self._front, request.method, request.raw_path, headers, body, counted=counted)

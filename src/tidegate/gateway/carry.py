@@ -254,7 +254,10 @@ class Carrier:
     async def _exchange(self, upstream: Upstream) -> Result:
         """The attempt itself, as a task of its own so that it can be broken off at once."""
         job, begun = self.job, self.front.loop.time()
+        carry_over, restored = self.front.carry_over, None
         try:
+            if job.counted and carry_over.enabled:
+                restored = await carry_over.before(upstream, self.front.station.state, job.prefix)
             for body in job.before:
                 async with await upstream.request(job.method, job.target, job.headers(), body) as first:
                     await first.read()
@@ -262,6 +265,8 @@ class Carrier:
                 result = await job.take(reply, self)
                 if isinstance(result, Finished):
                     reply.done()
+                    if restored is not None:
+                        carry_over.verify(restored, job.cached)
                 return result
         except UnreachableError:
             return Loss.UNREACHABLE

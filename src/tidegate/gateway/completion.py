@@ -20,6 +20,7 @@ from tidegate.gateway.front import RETRY_LEVEL_S, TOKENS, Front
 from tidegate.gateway.headers import response_headers
 from tidegate.gateway.job import EngineSaid, Finished, Result
 from tidegate.gateway.openai import PART_TOKENS, Completion, Weight
+from tidegate.gateway.prefix import Prefix, prefix_of
 from tidegate.gateway.quarantine import fingerprint
 from tidegate.gateway.sse import STREAM_TYPE
 from tidegate.gateway.tokens import START_RATIO
@@ -60,6 +61,8 @@ class CompletionJob:
         self.capped = False
         self._front = front
         self._completion = completion
+        self.prefix: Prefix | None = None
+        self.cached: int | None = None
         self._headers = {**passed, "Content-Type": "application/json"}
         self._weights = completion.weights()
         self._weight = sum(self._weights, completion.fixed())
@@ -137,7 +140,10 @@ class CompletionJob:
         self.tokens = ask.prompt_tokens
         text = self._answer.plain_text if self._answer.content and onward.possible(self._completion) else None
         if text is not None and await self._go_on(upstream, completion, text, decision.max_tokens):
+            self.prefix = None
             return None
+        if self._front.carry_over.enabled:
+            self.prefix = prefix_of(completion)
         self._answer.restart()
         self.target, self.before = self._target, ()
         self.capped, self._limit = decision.capped, decision.max_tokens
@@ -279,6 +285,8 @@ class CompletionJob:
     def _learn(self, usage: Json, timings: Json) -> None:
         """Take the engine's own figures from the end of an answer."""
         prompt, answer = _figures(usage, timings)
+        if isinstance(timings, dict) and isinstance(cached := timings.get("cache_n"), int):
+            self.cached = cached
         counters, model = self._front.counters, self._front.model_key()
         self._front.costs.learn(timings, predicted=self.cost_s)
         counters.add(TOKENS, prompt, kind="prompt")

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 
 from tidegate.gateway.assemble import Object
+from tidegate.gateway.carry_over import CarryOver
 from tidegate.gateway.costs import Costs
 from tidegate.gateway.errors import retry_after
 from tidegate.gateway.flight import FAILED_S, Loss
@@ -53,6 +54,7 @@ class Front:
         self.counters.start(TOKENS, "kind", ("prompt", "completion"))
         self.counters.start(REQUESTS, "outcome", ("answered",))
         self.counters.start(DEATHS, "how", [loss.value for loss in Loss])
+        self.carry_over = CarryOver(settings.worker, self.counters)
         self.stopping = False
         self.link = Link(socket_path, self.station, ledger=self._ledger, on_open=self._forget_drained, on_stop=on_stop)
         self.line = Line(self._places, self.link.ledger_changed)
@@ -60,6 +62,7 @@ class Front:
         #: Answers that no healthy engine gives: errors of its own (5xx) and what cannot be read.
         self.engine_faults = 0
         self._told_drained = -1
+        self._seen_url = ""
         self._unreachable_epoch = -1
         self._unreachable_until = 0.0
         self._models = {profile.name: profile.model for profile in settings.worker.profiles}
@@ -81,6 +84,7 @@ class Front:
 
     def close(self) -> None:
         """Close every connection to the worker."""
+        self.carry_over.stop()
         self.pool.close()
 
     def unreachable(self) -> None:
@@ -166,6 +170,11 @@ class Front:
             after.worker.generation,
             after.worker.profile or "-",
         )
+        if after.board.usable and before.raw and after.worker.url != self._seen_url:
+            # One that was there before us has its slots full of what is going on.
+            self.carry_over.begin(self.pool.current(), after.worker)
+        if after.board.usable:
+            self._seen_url = after.worker.url
         self.line.dispatch()
         self.line.wake_all()
 

@@ -10,6 +10,7 @@ from aiohttp import web
 from tidegate.gateway.assemble import Json
 from tidegate.gateway.errors import Refusal
 from tidegate.gateway.flight import Loss
+from tidegate.gateway.prefix import Prefix
 from tidegate.gateway.upstream import Upstream
 from tidegate.gateway.wire import Reply
 
@@ -51,6 +52,10 @@ class Job(Protocol):
     body: bytes
     #: Bodies to send first, whose answers nobody needs.
     before: tuple[bytes, ...]
+    #: What the prompt shares with others, where that is worth keeping.
+    prefix: Prefix | None
+    #: Prompt tokens that the engine had already, by its own figure; None where it gave none.
+    cached: int | None
     #: An answer that has begun can go on with another worker.
     resumable: bool
     #: How many messages were left out, and whether the answer's length was cut.

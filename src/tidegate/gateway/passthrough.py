@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 from tidegate.gateway import errors, openai
 from tidegate.gateway.carry import Carrier
 from tidegate.gateway.completion import engine_error
@@ -10,6 +12,7 @@ from tidegate.gateway.front import RETRY_LEVEL_S, Front
 from tidegate.gateway.headers import response_headers
 from tidegate.gateway.job import EngineSaid, Finished, Result
 from tidegate.gateway.openai import Weight
+from tidegate.gateway.prefix import Prefix
 from tidegate.gateway.quarantine import fingerprint
 from tidegate.gateway.upstream import Upstream
 from tidegate.gateway.wire import Reply
@@ -38,6 +41,12 @@ def generates(method: str, path: str) -> bool:
     return method == "POST" and path.removeprefix("/v1") in _GENERATING
 
 
+def keeps_slots(method: str, path: str, query: str) -> bool:
+    """A request to save or restore a slot: a file that is not whole ends the worker, and each fills the disk."""
+    said = unquote(query)
+    return method == "POST" and path.startswith("/slots/") and ("save" in said or "restore" in said)
+
+
 def wants_stream(body: bytes) -> bool:
     """The body asks for a stream, in the way that all surfaces of the engine have in common."""
     if b'"stream"' not in body:
@@ -53,6 +62,8 @@ class PassJob:
     """See :class:`tidegate.gateway.job.Job`. Its cost is an estimate from bytes, so length never refuses it."""
 
     resumable = False
+    prefix: Prefix | None = None
+    cached: int | None = None
     before: tuple[bytes, ...] = ()
     dropped = 0
     capped = False

@@ -66,6 +66,9 @@ class Reloader:
             self._log.error("cannot reload: whether somebody else starts the worker changes only after a restart")
             return
         found = changes(guard.settings, settings)
+        # The gateway looks for saved slots where it was told to at its start.
+        kept = guard.settings.worker.carry_over
+        settings = replace(settings, worker=replace(settings.worker, carry_over=kept))
         for change in found:
             self._log.info(f"reload: {change}")
         if not found:

@@ -257,6 +257,11 @@ def _check_together(settings: Settings, flags: Mapping[str, str]) -> None:
         parse_listen(settings.gateway.listen)
     except TidegateError as error:
         raise TidegateError(error.message, hint=error.hint, exit_code=exit_code("gateway.listen")) from None
+    if worker.carry_over not in ("auto", "off") and not worker.carry_over.startswith("/"):
+        raise TidegateError(
+            f"cannot use worker.carry_over = {_show(worker.carry_over)}: it is neither auto, off nor an absolute path",
+            exit_code=exit_code("worker.carry_over"),
+        )
     if worker.command and worker.engine == "xllamacpp":
         raise TidegateError(
             "cannot use worker.command: only the llama-server engine has a command",

@@ -55,6 +55,9 @@ class WorkerSettings:
     """The engine and its profiles, best first. ``command`` is the engine's own program and leading arguments;
     ``engine`` "auto" is resolved by the launcher: xllamacpp if it is installed, else llama-server.
 
+    ``carry_over`` is the directory where the prompts' common beginnings are kept over a restart, or "off"; "auto" is
+    resolved by the launcher.
+
     With one of ``unit``, ``process`` and ``cgroup`` the worker is a server that somebody else starts: it is reached at
     ``url`` and started anew by ``restart``, or by its supervisor."""
 
@@ -63,6 +66,7 @@ class WorkerSettings:
     oom_score_adj: int = 800
     step_up_after: float = 60.0
     load_timeout: float = 120.0
+    carry_over: str = "auto"
     unit: str = ""
     process: str = ""
     cgroup: str = ""
@@ -165,7 +169,7 @@ _AFTER_RESTART = frozenset(
     (
         *("gateway.listen", "gateway.hold", "gateway.deadline", "gateway.language"),
         *("protect.processes", "protect.units", "protect.memory_min", "protect.memory_low"),
-        *("worker.unit", "worker.process", "worker.cgroup", "worker.url", "worker.restart"),
+        *("worker.unit", "worker.process", "worker.cgroup", "worker.url", "worker.restart", "worker.carry_over"),
     )
 )
 

@@ -1,4 +1,4 @@
-"""Where tidegate keeps what: run directory, models."""
+"""Where tidegate keeps what: run directory, models, saved slots."""
 
 from __future__ import annotations
 
@@ -20,6 +20,21 @@ def run_directory(environ: Mapping[str, str], *, uid: int) -> str:
         return "/run/tidegate"
     runtime = environ.get("XDG_RUNTIME_DIR")
     return os.path.join(runtime, "tidegate") if runtime else f"/tmp/tidegate-{uid}"
+
+
+def slot_directory(environ: Mapping[str, str], *, uid: int) -> str:
+    """Directory of what is kept of prompts: on a disk, for in the run directory it would be memory.
+
+    Below ``$STATE_DIRECTORY`` (set by systemd), else ``/var/lib/tidegate`` for root, else ``$XDG_STATE_HOME/tidegate``,
+    else ``~/.local/state/tidegate``.
+    """
+    given = environ.get("STATE_DIRECTORY")
+    if given:
+        return os.path.join(given.split(":")[0], "slots")
+    if uid == 0:
+        return "/var/lib/tidegate/slots"
+    state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME") or "/root", ".local/state")
+    return os.path.join(state, "tidegate/slots")
 
 
 def model_directory(environ: Mapping[str, str]) -> str:

@@ -167,6 +167,12 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("worker", "step_up_after", Kind.DURATION, "quiet time before a better profile is tried", 1, 86400),
     Setting("worker", "load_timeout", Kind.DURATION, "how long a worker may take to load its model", 1, 3600),
+    Setting(
+        "worker",
+        "carry_over",
+        Kind.TEXT,
+        "where the common beginning of prompts is kept over a restart: a directory, off, or auto",
+    ),
     Setting("worker", "unit", Kind.TEXT, "systemd unit of a server that somebody else starts", flag="--unit"),
     Setting("worker", "process", Kind.TEXT, "command name of such a server, its first 15 bytes", flag="--process"),
     Setting("worker", "cgroup", Kind.TEXT, "cgroup of such a server, such as /ai_inference", flag="--cgroup"),

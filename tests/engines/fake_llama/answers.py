@@ -12,11 +12,12 @@ WRONG = b"<html>busy</html>"
 class Shape:
     """The chunks and the whole object of one answer, as the three routes shape them."""
 
-    def __init__(self, path: str, options: Options, words: int) -> None:
+    def __init__(self, path: str, options: Options, words: int, cached: int = 0) -> None:
         model = options.model
         self.path = path
         self.options = options
         self.words = words
+        self.cached = cached
         self.sent = 0
         kind = "chat.completion" if path == "/chat/completions" else "text_completion"
         self.kind = kind
@@ -26,7 +27,7 @@ class Shape:
         return {"prompt_tokens": self.words, "completion_tokens": self.sent, "total_tokens": self.words + self.sent}
 
     def timings(self) -> dict[str, object]:
-        known = {"prompt_n": self.words, "cache_n": 0, "predicted_n": self.sent}
+        known = {"prompt_n": self.words - self.cached, "cache_n": self.cached, "predicted_n": self.sent}
         return known | {"prompt_ms": self.options.prefill_ms, "predicted_ms": self.options.token_ms * self.sent}
 
     def _chat(self, delta: object, reason: str | None) -> dict[str, object]:
@@ -60,7 +61,13 @@ class Shape:
 
     def whole(self, text: str, reason: str) -> dict[str, object]:
         if self.path == "/completion":
-            return {"content": text, "stop": True, "tokens_evaluated": self.words, "tokens_predicted": self.sent}
+            return {
+                "id_slot": 0,
+                "content": text,
+                "stop": True,
+                "tokens_evaluated": self.words,
+                "tokens_predicted": self.sent,
+            }
         if self.path == "/chat/completions":
             choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
         else:

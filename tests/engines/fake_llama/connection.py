@@ -123,7 +123,7 @@ class Connection:
         elif method == "GET":
             self._get(path)
         else:
-            self._post(path, body)
+            self._post(target, body)
         return headers.get("connection", "").lower() != "close"
 
     def _may(self, path: str, headers: dict[str, str]) -> bool:
@@ -149,7 +149,18 @@ class Connection:
         else:
             self._error(404, "File Not Found", "not_found_error")
 
-    def _post(self, path: str, body: bytes) -> None:
+    def _slot(self, path: str, action: str, name: str) -> None:
+        if not self.engine.options.slot_path:
+            what = "This server does not support slots action. Start it with `--slot-save-path`"
+            self._error(501, what, "not_supported_error")
+            return
+        try:
+            self._json(200, self.engine.slot_action(self.engine.slots[int(path.rpartition("/")[2])], action, name))
+        except (ValueError, OSError, IndexError) as error:
+            self._error(400, str(error), "invalid_request_error")
+
+    def _post(self, target: str, body: bytes) -> None:
+        path = target.partition("?")[0]
         try:
             request = json.loads(body or b"{}")
             words, prompt = count_prompt(request)
@@ -165,6 +176,8 @@ class Connection:
             self._json(200, {"prompt": rendered(request)})
         elif short in ("/chat/completions", "/completions", "/completion"):
             self._generate(short, request, words, prompt)
+        elif short.startswith("/slots/"):
+            self._slot(short, target.partition("?action=")[2], str(request.get("filename", "")))
         elif short == "/echo":
             self._json(200, {"length": len(body)})
         else:
@@ -227,7 +240,9 @@ class Connection:
         self, slot: Slot, path: str, request: dict[str, object], prompt: str, reason: str, faults: set[str]
     ) -> None:
         options = self.engine.options
-        shape = Shape(path, options, slot.prompt)
+        if options.slot_path:
+            slot.read((rendered(request) if path == "/chat/completions" else prompt).split())
+        shape = Shape(path, options, slot.prompt, slot.cached)
         stream = bool(request.get("stream"))
 
         def shown(value: object) -> object:

@@ -24,6 +24,14 @@ class Slot:
         self.prompt = 0
         self.limit = 0
         self.decoded = 0
+        # With --slot-save-path: what the slot has read, and how much of it the task found there.
+        self.words: list[str] = []
+        self.cached = 0
+
+    def read(self, words: list[str]) -> None:
+        pairs = zip(self.words, words, strict=False)
+        self.cached = next((at for at, (old, new) in enumerate(pairs) if old != new), min(len(self.words), len(words)))
+        self.words = words
 
     def begin(self, task: int, prompt: int, limit: int) -> None:
         self.task, self.prompt, self.limit, self.decoded = task, prompt, limit, 0
@@ -114,6 +122,31 @@ class Engine:
             slot.busy = True
             self.stats["generating"] += 1
             return slot
+
+    def slot_action(self, slot: Slot, action: str, name: str) -> dict[str, object]:
+        """Save, restore or erase. A file that is cut ends the process, as with llama-server (b11434)."""
+        path = os.path.join(self.options.slot_path, name)
+        told: dict[str, object] = {"id_slot": slot.number, "filename": name}
+        self.log(action, name=name)
+        if action == "erase":
+            count, slot.words = len(slot.words), []
+            return {"id_slot": slot.number, "n_erased": count}
+        if action == "save":
+            with open(path, "w") as file:
+                json.dump(slot.words, file)
+            return {**told, "n_saved": len(slot.words), "n_written": os.path.getsize(path)}
+        slot.words = []
+        if self.options.restore_crash:
+            self.crash()
+        with open(path) as file:
+            try:
+                words = json.load(file)
+            except ValueError:
+                self.crash()
+        if len(words) > self.options.slot_context:
+            raise ValueError("Unable to restore slot: No available space in KV cache or invalid slot save file")
+        slot.words = [] if self.options.forget else words
+        return {**told, "n_restored": len(words), "n_read": os.path.getsize(path)}
 
     def free_slot(self, slot: Slot) -> None:
         with self.lock:

@@ -5,7 +5,7 @@ import sys
 MODEL = "fake-model"
 _LLAMA = {
     "--host": "host", "--port": "port", "-m": "model", "--model": "model", "-c": "context", "--ctx-size": "context",
-    "-np": "slots", "--parallel": "slots",
+    "-np": "slots", "--parallel": "slots", "--slot-save-path": "slot_path",
 }  # fmt: skip
 
 
@@ -18,6 +18,7 @@ class Options:
         self.model = MODEL
         self.context = 4096
         self.slots = 0
+        self.slot_path = ""
         # Ours: --fake-NAME for each, named here as in fake_engine.py's docstring.
         self.load_ms = 0.0
         self.token_ms = 0.0
@@ -50,6 +51,8 @@ class Options:
         self.shmem_grow_mib_s = 0.0
         self.api_key = ""
         self.no_slots = False
+        self.restore_crash = False
+        self.forget = False
         self.log = ""
         self._parse(argv)
         if self.once and not self.state:
