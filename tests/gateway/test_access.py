@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import tempfile
 from collections.abc import Iterator
@@ -51,6 +52,31 @@ def test_who_has_no_valid_key_stays_out(headers: dict[str, str]) -> None:
     refusal = Access([KEY]).refusal("/v1/chat/completions", headers)
     assert refusal is not None
     assert (refusal.status, refusal.code) == (401, "invalid_api_key")
+    assert refusal.all_headers()["WWW-Authenticate"] == "Bearer"
+
+
+def basic(key: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"me:{key}".encode()).decode()}
+
+
+@pytest.mark.parametrize("path", CONTROLS)
+def test_a_browser_looks_with_a_key_as_the_password(path: str) -> None:
+    access = Access([KEY], [CONTROL])
+    asked = access.refusal(path, {}, "GET")
+    assert asked is not None
+    assert asked.all_headers()["WWW-Authenticate"].startswith("Basic ")
+    assert access.refusal(path, basic(CONTROL), "GET") is None
+    assert access.refusal(path, basic(KEY), "GET") is not None
+    for wrong in ("", "Basic", "Basic !", "Basic =", "Basic " + base64.b64encode(CONTROL.encode()).decode()):
+        assert access.refusal(path, {"Authorization": wrong}, "GET") is not None
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/slots/action"), ("POST", "/v1/messages"), ("GET", "/v1/models")]
+)
+def test_a_password_that_browsers_send_by_themselves_steers_nothing(method: str, path: str) -> None:
+    refusal = Access([KEY], [CONTROL]).refusal(path, basic(CONTROL), method)
+    assert refusal is not None
     assert refusal.all_headers()["WWW-Authenticate"] == "Bearer"
 
 

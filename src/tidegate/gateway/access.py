@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hmac
 from collections.abc import Iterable, Mapping
 
@@ -15,6 +17,8 @@ _CONTROL = frozenset(
 )
 #: Headers that carry a key. It is for us: the engine behind has none, or one of its own.
 CREDENTIALS = ("authorization", "x-api-key")
+#: What a browser asks its user on: any name, and a key as the password.
+_CHALLENGE = 'Basic realm="tidegate", charset="UTF-8"'
 
 
 class Access:
@@ -31,7 +35,7 @@ class Access:
         """Some requests need a key."""
         return bool(self._keys or self._control)
 
-    def refusal(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
+    def refusal(self, path: str, headers: Mapping[str, str], method: str = "GET") -> Refusal | None:
         """Why a request for ``path`` is not let in, or None."""
         if path in _OPEN:
             return None
@@ -39,7 +43,9 @@ class Access:
         wanted = self._control or self._keys if control else self._keys
         if not wanted:
             return None
-        given = _given(headers)
+        # A browser sends a password by itself, also for a page of somebody else's: it may look, and nothing more.
+        looks = control and method in ("GET", "HEAD")
+        given = _given(headers, password=looks)
         if _among(given, wanted) or _among(given, self._control):
             return None
         what = "control endpoints" if control and self._control else "service"
@@ -50,12 +56,17 @@ class Access:
             "authentication_error",
             "invalid_api_key",
             outcome="refused_key",
-            headers={"WWW-Authenticate": "Bearer"},
+            headers={"WWW-Authenticate": _CHALLENGE if looks else "Bearer"},
         )
 
 
-def _given(headers: Mapping[str, str]) -> bytes:
+def _given(headers: Mapping[str, str], *, password: bool) -> bytes:
     scheme, _, key = headers.get("Authorization", "").strip().partition(" ")
+    if password and scheme.lower() == "basic":
+        try:
+            return base64.b64decode(key.strip(), validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
     if scheme.lower() != "bearer":
         key = headers.get("x-api-key", "")
     return key.strip().encode("utf-8", "surrogateescape")

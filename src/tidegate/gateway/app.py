@@ -87,7 +87,7 @@ class Desk:
         if path is None or request.method not in _METHODS:
             status = 400 if path is None else 405
             return refusal_response(errors.invalid("cannot pass this on: its path or method is unusual", status=status))
-        barred = self._access.refusal(path, request.headers)
+        barred = self._access.refusal(path, request.headers, request.method)
         if barred is not None:
             self._front.counters.add(REQUESTS, outcome=barred.outcome)
             return refusal_response(barred, dialects.surface(path))
