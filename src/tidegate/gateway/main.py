@@ -24,6 +24,7 @@ from tidegate.errors import Exit, TidegateError
 from tidegate.gateway.access import Access
 from tidegate.gateway.app import Desk
 from tidegate.gateway.front import Front
+from tidegate.gateway.http_server import HttpServer
 from tidegate.settings.keys import read_keys
 from tidegate.settings.model import GatewaySettings, LogSettings, Settings
 
@@ -126,9 +127,7 @@ class Process:
             loop.add_signal_handler(number, self._signalled)
         front = Front(self._settings, self._socket_path, self.stop)
         desk = Desk(front, self._access)
-        server = web.Server(
-            desk.handle, handler_cancellation=True, access_log=None, keepalive_timeout=KEEPALIVE_S, lingering_time=0
-        )
+        server = HttpServer(desk.handle, keepalive_s=KEEPALIVE_S)
         runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=FAREWELL_S)
         await runner.setup()
         sites = [web.SockSite(runner, sock) for sock in self._sockets]
