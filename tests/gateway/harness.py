@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from tidegate.settings.model import GatewaySettings, Profile, Settings, WorkerSettings
+from tidegate.settings.model import GatewaySettings, LogSettings, Profile, Settings, WorkerSettings
 
 FAKE_ENGINE = os.path.join(os.path.dirname(__file__), "..", "engines", "fake_engine.py")
 SRC = os.path.join(os.path.dirname(__file__), "..", "..", "src")
@@ -278,6 +278,8 @@ class Scene:
     engines: dict[int, Engine] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     streams: list[Stream] = field(default_factory=list)
+    #: What the gateway logged; there after its end.
+    log: str = ""
     #: Sent with every request that has no Authorization of its own.
     key: str = ""
 
@@ -387,8 +389,9 @@ BIG = Profile(name="full", model="/models/big.gguf", context=4096)
 SMALL = Profile(name="small", model="/models/small.gguf", context=1024)
 
 
-def settings(*, worker: WorkerSettings | None = None, **gateway: Any) -> Settings:
-    return Settings(worker=worker or WorkerSettings(profiles=(BIG, SMALL)), gateway=GatewaySettings(**gateway))
+def settings(*, worker: WorkerSettings | None = None, log_level: str = "info", **gateway: Any) -> Settings:
+    worker = worker or WorkerSettings(profiles=(BIG, SMALL))
+    return Settings(worker=worker, gateway=GatewaySettings(**gateway), log=LogSettings(level=log_level))
 
 
 def first_state() -> dict[str, Any]:
@@ -410,14 +413,14 @@ def first_state() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def scene(*, worker: WorkerSettings | None = None, **gateway: Any) -> Iterator[Scene]:
+def scene(*, worker: WorkerSettings | None = None, log_level: str = "info", **gateway: Any) -> Iterator[Scene]:
     """A gateway with these settings, connected to its guard, and no worker yet."""
     # Not pytest's own folder: a Unix socket's path must stay below 108 bytes.
     folder = tempfile.mkdtemp(prefix="tg-")
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     guard = Guard(os.path.join(folder, "guard.sock"))
     read, write = os.pipe()
-    os.write(write, json.dumps(settings(worker=worker, **gateway).to_json()).encode())
+    os.write(write, json.dumps(settings(worker=worker, log_level=log_level, **gateway).to_json()).encode())
     os.close(write)
     argv = [sys.executable, "-m", "tidegate.gateway", "--settings-fd", str(read)]
     argv += ["--listen-fd", str(listener.fileno()), "--socket", guard.path]
@@ -446,7 +449,8 @@ def scene(*, worker: WorkerSettings | None = None, **gateway: Any) -> Iterator[S
         for engine in made.engines.values():
             engine.kill()
         shutil.rmtree(folder)
-    assert b"Traceback" not in errors, errors.decode()
+    made.log = errors.decode()
+    assert "Traceback" not in made.log, made.log
 
 
 def readable(sock: socket.socket, seconds: float) -> bool:

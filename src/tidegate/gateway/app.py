@@ -34,7 +34,15 @@ MOST_BODIES_BYTES = 32 << 20
 #: Seconds: how long a client may be silent in the middle of its body, and take for all of it (16 MiB at 1 Mbit/s: 134).
 SLOW_SENDER_S = 20.0
 WHOLE_BODY_S = 180.0
+#: Of a request, in the log, if ``gateway.log_prompts`` asks for it.
+SHOWN_CHARACTERS = 2000
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def shown(body: bytes) -> str:
+    """The beginning of a body as one line."""
+    text = body[: 4 * SHOWN_CHARACTERS].decode("utf-8", "replace")[:SHOWN_CHARACTERS]
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 class RefusedError(Exception):
@@ -101,6 +109,8 @@ class Desk:
         try:
             body = await self._read(request)
             size = len(body)
+            if self._front.settings.gateway.log_prompts and body:
+                log.info("request: %s %s %s", request.method, path, shown(body))
             if request.method == "POST" and path == "/slots/action":
                 return await self._control.slots_action(request, body)
             if request.method == "POST" and (read := dialects.find(path)) is not None:

@@ -76,7 +76,9 @@ class _NoHttpTracebacks(logging.Filter):
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
             record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
-            record.msg, record.args = "a client sent what is no HTTP: %s", (" ".join(error.message.split()),)
+            # What was sent follows the first line, and may be somebody's prompt.
+            said = error.message.strip().partition("\n")[0].rstrip(":")
+            record.msg, record.args = "a client sent what is no HTTP: %s", (said,)
         return True
 
 

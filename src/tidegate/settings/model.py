@@ -123,6 +123,7 @@ class GatewaySettings:
     keys: str | None = None
     control_keys: str | None = None
     without_keys: bool = False
+    log_prompts: bool = False
 
 
 @frozen
@@ -167,7 +168,7 @@ class Settings:
 #: Settings that a running guard or gateway does not take over.
 _AFTER_RESTART = frozenset(
     (
-        *("gateway.listen", "gateway.hold", "gateway.deadline", "gateway.language"),
+        *("gateway.listen", "gateway.hold", "gateway.deadline", "gateway.language", "gateway.log_prompts"),
         *("protect.processes", "protect.units", "protect.memory_min", "protect.memory_low"),
         *("worker.unit", "worker.process", "worker.cgroup", "worker.url", "worker.restart", "worker.carry_over"),
     )

@@ -219,6 +219,7 @@ SETTINGS: tuple[Setting, ...] = (
         "gateway", "control_keys", Kind.TEXT, "the same for status, events, metrics and orders; they open everything"
     ),
     Setting("gateway", "without_keys", Kind.SWITCH, "listen beyond this machine although no key is asked for"),
+    Setting("gateway", "log_prompts", Kind.SWITCH, "log the first 2000 characters of every request for the model"),
     Setting(
         "log",
         "level",
