@@ -73,6 +73,38 @@ def openai_tools(url: str, progress: Progress) -> str:
     return f"{message.content}{message.tool_calls}"
 
 
+def openai_responses(url: str, progress: Progress) -> str:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
+        answer = client.responses.create(model="m", input=QUESTION, max_output_tokens=TOKENS, temperature=0)
+    assert answer.usage is not None and answer.usage.output_tokens == TOKENS
+    assert answer.incomplete_details is not None and answer.incomplete_details.reason == "max_output_tokens"
+    return answer.output_text
+
+
+def openai_responses_stream(url: str, progress: Progress) -> str:
+    text = ""
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client,
+        client.responses.stream(model="m", input=QUESTION, max_output_tokens=TOKENS, temperature=0) as stream,
+    ):
+        for event in stream:
+            if event.type == "response.output_text.delta":
+                text += event.delta
+                progress()
+            if event.type == "response.incomplete":
+                assert event.response.output_text == text
+    return text
+
+
+def openai_responses_tools(url: str, progress: Progress) -> str:
+    tool: Any = {"type": "function", **TOOL["function"]}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
+        answer = client.responses.create(
+            model="m", input=QUESTION, tools=[tool], max_output_tokens=TOKENS, temperature=0
+        )
+    return f"{answer.output_text}{[item.type for item in answer.output]}"
+
+
 #: The package has no temperature any more, the API does.
 COLD = {"temperature": 0}
 
@@ -170,12 +202,21 @@ def _litellm(url: str, **more: Any) -> Any:
 
 
 CALLS: list[Call] = [
+    *(openai_responses, openai_responses_stream, openai_responses_tools),
     *(openai_chat, openai_stream, openai_tools, anthropic_messages, anthropic_stream),
     *(ollama_chat, ollama_stream, ollama_generate),
     *(langchain_invoke, langchain_stream, litellm_completion, litellm_stream),
 ]
 STREAMS = {call.__name__ for call in CALLS} & {
-    *("openai_stream", "anthropic_stream", "ollama_stream", "ollama_generate", "langchain_stream", "litellm_stream"),
+    *(
+        "openai_responses_stream",
+        "openai_stream",
+        "anthropic_stream",
+        "ollama_stream",
+        "ollama_generate",
+        "langchain_stream",
+        "litellm_stream",
+    ),
 }
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tidegate.gateway import anthropic, ollama, openai
+from tidegate.gateway import anthropic, ollama, openai, responses
 from tidegate.gateway.assemble import Object
 from tidegate.gateway.errors import Surface
 from tidegate.gateway.openai import Completion
+from tidegate.gateway.responses_voice import ResponsesVoice
 from tidegate.gateway.voice import OpenAIVoice, Voice
 
 _CHAT = "/v1/chat/completions"
@@ -47,6 +48,11 @@ def _messages(body: bytes, clock: Callable[[], float]) -> Asked:
     return Asked(completion, anthropic.AnthropicVoice(model=_model(completion.body)))
 
 
+def _responses(body: bytes, clock: Callable[[], float]) -> Asked:
+    completion, repeated = responses.parse(body)
+    return Asked(completion, ResponsesVoice(model=_model(completion.body), repeated=repeated, clock=clock))
+
+
 def _ollama_chat(body: bytes, clock: Callable[[], float]) -> Asked:
     return _ollama(body, clock, generate=False)
 
@@ -75,6 +81,8 @@ _BY_PATH: dict[str, Dialect] = {
     "/v1/completions": _text,
     "/completions": _text,
     "/v1/messages": _messages,
+    "/v1/responses": _responses,
+    "/responses": _responses,
     "/api/chat": _ollama_chat,
     "/api/generate": _ollama_generate,
 }
@@ -89,4 +97,6 @@ def surface(path: str) -> Surface:
     """Whose error shapes a client of ``path`` understands."""
     if path.startswith("/v1/messages"):
         return Surface.ANTHROPIC
+    if path in ("/v1/responses", "/responses"):
+        return Surface.RESPONSES
     return Surface.OLLAMA if path.startswith("/api/") else Surface.OPENAI

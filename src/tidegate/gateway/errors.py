@@ -29,6 +29,8 @@ class Surface(StrEnum):
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
     OLLAMA = "ollama"
+    #: OpenAI's as well; its streams end otherwise.
+    RESPONSES = "responses"
 
 
 #: The names that Anthropic's API has for statuses.
@@ -68,6 +70,10 @@ class Refusal:
             return b"event: error\n" + data_event(self._value(surface))
         if surface is Surface.OLLAMA:
             return self.body(surface) + b"\n"
+        if surface is Surface.RESPONSES:
+            # The package raises what has an "error"; the API's own event has the same words at the top.
+            told: Object = {"code": self.code, "message": self.message, "param": self.param, "sequence_number": 0}
+            return b"event: error\n" + data_event({"type": "error", **told, **self._value(surface)})
         return data_event(self._value(surface)) + DONE
 
     def http_status(self, surface: Surface) -> int:

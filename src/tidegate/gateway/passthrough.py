@@ -27,7 +27,6 @@ _GENERATING = frozenset(
         "/embedding",
         "/embeddings",
         "/infill",
-        "/responses",
         "/rerank",
         "/reranking",
         "/audio/transcriptions",
