@@ -3,7 +3,7 @@
     python -I -S fake_engine.py --host /tmp/x.sock -c 1024 -np 1 --fake-load-ms 200 --fake-token-ms 20
 
 It takes llama-server's flags (``--host PATH.sock`` or ``--host IP --port N``, ``-m``, ``-c``, ``-np``,
-``--slot-save-path``; others are ignored) and these of its own:
+``--slot-save-path``, ``--embedding``; others are ignored) and these of its own:
 
     --fake-load-ms N          milliseconds after start during which every route answers 503 "Loading model"
     --fake-token-ms N         milliseconds between two tokens

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.canned import TIMINGS, TOP, assembled, call, deltas, tell
-from tidegate.gateway import ollama
+from tidegate.gateway import ollama, ollama_models
 from tidegate.gateway.assemble import Object
 from tidegate.gateway.errors import Refusal, Surface
 from tidegate.gateway.openai import Completion, InvalidRequestError
@@ -343,4 +343,4 @@ def test_an_error_is_one_line() -> None:
 
 
 def test_the_version_is_one() -> None:
-    assert all(part.isdigit() for part in str(ollama.version()["version"]).split("."))
+    assert all(part.isdigit() for part in str(ollama_models.version()["version"]).split("."))

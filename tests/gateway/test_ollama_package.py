@@ -11,7 +11,7 @@ import ollama as package
 import pytest
 
 from gateway.canned import assembled, call, deltas, serving, tell
-from tidegate.gateway import ollama
+from tidegate.gateway import ollama, ollama_models
 from tidegate.gateway.assemble import Object
 from tidegate.gateway.errors import Refusal, Surface
 from tidegate.gateway.openai import Completion
@@ -113,7 +113,9 @@ def test_the_package_reads_generate(stream: bool) -> None:
 
 
 def test_the_package_reads_the_list() -> None:
-    body = json.dumps(ollama.tags(["big.gguf", "small.gguf"], modified=NOW)).encode()
+    body = json.dumps(
+        ollama_models.tags([ollama_models.Model("big.gguf"), ollama_models.Model("small.gguf")], modified=NOW)
+    ).encode()
     with client(200, "application/json", body) as (made, _):
         models = made.list().models
     assert [model.model for model in models] == ["big.gguf", "small.gguf"]

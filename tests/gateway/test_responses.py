@@ -331,7 +331,9 @@ def test_the_whole_answer() -> None:
 
 def test_an_answer_that_was_cut_says_so() -> None:
     chunks = deltas({"content": "x"}, reason="length")
-    for response in (voice().whole(assembled(chunks)), events(b"".join(tell(voice(), chunks)))[-1]["response"]):
+    told = events(b"".join(tell(voice(), chunks)))
+    both: list[Any] = [voice().whole(assembled(chunks)), told[-1]["response"]]
+    for response in both:
         assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
         assert response["output"][-1]["status"] == "incomplete"
 

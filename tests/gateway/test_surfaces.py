@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.harness import Scene, tokens
-from tidegate.gateway import anthropic, dialects, ollama
+from tidegate.gateway import anthropic, dialects, ollama, ollama_models
 from tidegate.gateway.assemble import Object
 from tidegate.gateway.openai import Completion, InvalidRequestError
 from tidegate.gateway.sse import data_event
@@ -375,7 +375,7 @@ def test_ollamas_list_of_models(stage: Scene) -> None:
 
 
 def test_ollamas_version(stage: Scene) -> None:
-    assert stage.get("/api/version").json == ollama.version()
+    assert stage.get("/api/version").json == ollama_models.version()
 
 
 @pytest.mark.parametrize(("path", "shape"), [("/v1/messages", "anthropic"), ("/api/chat", "ollama")])

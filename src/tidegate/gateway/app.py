@@ -10,17 +10,19 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from tidegate.gateway import dialects, errors, instead, openai
+from tidegate.gateway import dialects, errors, instead, ollama_embed, openai
 from tidegate.gateway.access import CREDENTIALS, Access
 from tidegate.gateway.carry import Carrier
 from tidegate.gateway.client import JSON_TYPE, Client
 from tidegate.gateway.completion import CompletionJob
 from tidegate.gateway.control import Control, refusal_response
-from tidegate.gateway.errors import OVERLOADED, Refusal
+from tidegate.gateway.embed_job import EmbedJob
+from tidegate.gateway.errors import OVERLOADED, Refusal, Surface
 from tidegate.gateway.front import REQUESTS, Front
 from tidegate.gateway.headers import plain_path, request_headers
 from tidegate.gateway.instead import Instead
 from tidegate.gateway.models import Models
+from tidegate.gateway.ollama_embed import Embedding
 from tidegate.gateway.passthrough import PassJob, generates, keeps_slots, wants_stream
 
 log = logging.getLogger(__name__)
@@ -79,6 +81,7 @@ class Desk:
             ("GET", "/models"): self._models.list,
             ("GET", "/api/tags"): self._models.tags,
             ("GET", "/api/version"): self._models.version,
+            ("GET", "/api/ps"): self._models.ps,
         }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -113,9 +116,17 @@ class Desk:
                 log.info("request: %s %s %s", request.method, path, shown(body))
             if request.method == "POST" and path == "/slots/action":
                 return await self._control.slots_action(request, body)
+            if request.method == "POST" and path == "/api/show":
+                return await self._models.show(body)
+            if request.method == "POST" and path in ollama_embed.PATHS:
+                return await self._embed(request, ollama_embed.parse(path, body, time.time))
             if request.method == "POST" and (read := dialects.find(path)) is not None:
                 return await self._complete(request, read, body)
             return await self._pass(request, path, body)
+        except openai.InvalidRequestError as error:
+            refusal = errors.invalid(error.message, error.param)
+            self._front.counters.add(REQUESTS, outcome=refusal.outcome)
+            return refusal_response(refusal, dialects.surface(path))
         except RefusedError as refused:
             self._front.counters.add(REQUESTS, outcome=refused.refusal.outcome)
             return refusal_response(refused.refusal, dialects.surface(path))
@@ -168,10 +179,7 @@ class Desk:
         return bytes(body)
 
     async def _complete(self, request: web.BaseRequest, read: dialects.Dialect, body: bytes) -> web.StreamResponse:
-        try:
-            asked = read(body, time.time)
-        except openai.InvalidRequestError as error:
-            raise RefusedError(errors.invalid(error.message, error.param)) from None
+        asked = read(body, time.time)
         if asked.at_once is not None:
             return web.Response(body=json.dumps(asked.at_once).encode(), headers={"Content-Type": JSON_TYPE})
         completion, voice = asked.completion, asked.voice
@@ -188,6 +196,13 @@ class Desk:
         if wish not in ("error", "answer"):
             raise RefusedError(errors.invalid(f"cannot take {instead.HEADER}: it is neither 'error' nor 'answer'"))
         return Instead.of(completion, time.time()) if wish == "answer" else None
+
+    async def _embed(self, request: web.BaseRequest, embedding: Embedding) -> web.StreamResponse:
+        if not embedding.body:
+            body = json.dumps(embedding.answer(b"", time.time())).encode()
+            return web.Response(body=body, headers={"Content-Type": JSON_TYPE})
+        job = EmbedJob(self._front, self._passed(request, readable=True), embedding)
+        return await Carrier(self._front, Client(request, stream=False, surface=Surface.OLLAMA), job).run()
 
     async def _pass(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
         if keeps_slots(request.method, path, request.raw_path.partition("?")[2]):

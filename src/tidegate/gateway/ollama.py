@@ -1,4 +1,4 @@
-"""The Ollama surface: /api/chat and /api/generate as OpenAI requests, the answers as lines of JSON, /api/tags. Pure.
+"""The Ollama surface: /api/chat and /api/generate as OpenAI requests, the answers as lines of JSON. Pure.
 
 Formats: docs/api.md of Ollama 0.12. What is Ollama's own to decide (num_ctx, keep_alive, ..) is left out: the board's
 guard decides it.
@@ -7,7 +7,7 @@ guard decides it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from tidegate.gateway.answer import choices, pieces
@@ -25,8 +25,6 @@ _SAME = (
 _IMAGES = {"/9j/": "jpeg", "iVBOR": "png", "UklGR": "webp", "R0lGO": "gif"}
 _REASONS = {"length": "length"}
 _EFFORTS = ("low", "medium", "high", "max")
-#: What clients are told that look for a release with the formats above.
-_RELEASE = "0.12.0"
 #: Counts and milliseconds above are no measurement; an engine's JSON may even say infinity.
 _MOST = 1e15
 
@@ -323,20 +321,3 @@ def _parsed(call: Object) -> Object:
     except (ValueError, RecursionError):
         arguments = {}
     return {"name": call["name"], "arguments": arguments if isinstance(arguments, dict) else {}}
-
-
-def tags(names: Sequence[str], *, modified: float) -> Object:
-    """``GET /api/tags``: the models by name; ``modified`` is Unix seconds."""
-    at = datetime.fromtimestamp(modified, UTC).isoformat().replace("+00:00", "Z")
-    details: Object = {"format": "gguf", "family": "", "families": None, "parameter_size": "", "quantization_level": ""}
-    return {
-        "models": [
-            {"name": name, "model": name, "modified_at": at, "size": 0, "digest": "", "details": {**details}}
-            for name in names
-        ]
-    }
-
-
-def version() -> Object:
-    """``GET /api/version``: of the API whose formats these are."""
-    return {"version": _RELEASE}

@@ -30,7 +30,6 @@ _GENERATING = frozenset(
         "/rerank",
         "/reranking",
         "/audio/transcriptions",
-        "/api/embed",
     }
 )
 

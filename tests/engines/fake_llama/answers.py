@@ -104,6 +104,18 @@ def answered(prompt: str) -> int:
     return int(begun[1]) + 1 if begun else 0
 
 
+def embeddings(request: dict[str, object]) -> dict[str, object]:
+    """A vector of two for each text: its bytes, and its words."""
+    given = request.get("input")
+    texts = given if isinstance(given, list) else [given]
+    data = [
+        {"object": "embedding", "index": at, "embedding": [float(len(str(text))), float(len(str(text).split()))]}
+        for at, text in enumerate(texts)
+    ]
+    words = sum(len(str(text).split()) for text in texts)
+    return {"object": "list", "data": data, "usage": {"prompt_tokens": words, "total_tokens": words}}
+
+
 def broken(value: object, number: int) -> bytes:
     """What generation ``number`` says instead of the JSON of ``value``: cut in the middle, or none at all, in turn."""
     data = json.dumps(value).encode()

@@ -10,6 +10,7 @@ from engines.fake_llama.answers import (
     answered,
     broken,
     count_prompt,
+    embeddings,
     model_list,
     numbered,
     props,
@@ -178,6 +179,11 @@ class Connection:
             self._generate(short, request, words, prompt)
         elif short.startswith("/slots/"):
             self._slot(short, target.partition("?action=")[2], str(request.get("filename", "")))
+        elif short == "/embeddings" and not self.engine.options.embedding:
+            what = "This server does not support embeddings. Start it with `--embeddings`"
+            self._error(501, what, "not_supported_error")
+        elif short == "/embeddings":
+            self._json(200, embeddings(request))
         elif short == "/echo":
             self._json(200, {"length": len(body)})
         else:

@@ -6,6 +6,7 @@ MODEL = "fake-model"
 _LLAMA = {
     "--host": "host", "--port": "port", "-m": "model", "--model": "model", "-c": "context", "--ctx-size": "context",
     "-np": "slots", "--parallel": "slots", "--slot-save-path": "slot_path",
+    "--embedding": "embedding",
 }  # fmt: skip
 
 
@@ -19,6 +20,7 @@ class Options:
         self.context = 4096
         self.slots = 0
         self.slot_path = ""
+        self.embedding = False
         # Ours: --fake-NAME for each, named here as in fake_engine.py's docstring.
         self.load_ms = 0.0
         self.token_ms = 0.0
