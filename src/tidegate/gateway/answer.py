@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from tidegate.gateway.assemble import CHUNK_ONLY, Assembler, EngineError, Json, Object
@@ -83,7 +84,7 @@ class Answer:
         self.content = False
         self._way: _Way = _AsItIs()
         self._splitter = Splitter()
-        self._held: list[tuple[Object, bytes]] = []
+        self._held: list[tuple[Object, bytes, list[_Said]]] = []
         self._held_bytes = 0
         self._calls = False
         self._error: Exception | None = None
@@ -180,21 +181,27 @@ class Answer:
         if "prompt_progress" in chunk and not self.content:
             # It is for now, and repeating it after a restart does no harm.
             return self._release() + self._sink.chunk(chunk, raw)
-        self._calls = not _ends(chunk) and (self._calls or _calls_tools(chunk))
-        if self._calls or not (self.content or carries_content(chunk)):
-            self._held.append((chunk, raw))
+        said = [_Said(choice_index(choice), choice.get("finish_reason"), pieces(choice)) for choice in choices(chunk)]
+        ends = any(each.reason is not None for each in said)
+        self._calls = not ends and (self._calls or any(key == "tool_calls" for each in said for key, _ in each.pieces))
+        # More than an opening: text, a tool call, a finish, or something unknown.
+        carries = ends or any(each.pieces for each in said) or not isinstance(chunk.get("choices"), list)
+        if self._calls or not (self.content or carries):
+            self._held.append((chunk, raw, said))
             self._held_bytes += len(raw)
             if self._held_bytes > MOST_EVENT_BYTES:
                 raise ValueError("cannot read the engine's stream: 4 MiB of openings or of one tool call")
             return b""
         self.content = True
-        return self._release() + self._pass(chunk, raw)
+        return self._release() + self._pass(chunk, raw, said)
 
     def _release(self) -> bytes:
+        if not self._held:
+            return b""
         held, self._held, self._held_bytes = self._held, [], 0
-        return b"".join(self._pass(chunk, raw) for chunk, raw in held)
+        return b"".join([self._pass(*each) for each in held])
 
-    def _pass(self, chunk: Object, raw: bytes) -> bytes:
+    def _pass(self, chunk: Object, raw: bytes, said: list[_Said]) -> bytes:
         for key, value in chunk.items():
             if key not in CHUNK_ONLY:
                 self.top.setdefault(key, value)
@@ -203,19 +210,27 @@ class Answer:
             self.usage = usage
         if isinstance(timings := chunk.get("timings"), dict):
             self.timings = timings
-        for choice in choices(chunk):
-            self._note(self.told.setdefault(choice_index(choice), Told()), choice)
+        for each in said:
+            told = self.told.get(each.index)
+            if told is None:
+                told = self.told[each.index] = Told()
+            if each.reason is not None:
+                told.reason = each.reason
+            for key, value in each.pieces:
+                if isinstance(value, str):
+                    told.texts.setdefault(key, []).append(value)
+                else:
+                    told.more = True
         return self._sink.chunk(chunk, raw)
 
-    @staticmethod
-    def _note(told: Told, choice: Object) -> None:
-        if choice.get("finish_reason") is not None:
-            told.reason = choice["finish_reason"]
-        for key, value in pieces(choice):
-            if isinstance(value, str):
-                told.texts.setdefault(key, []).append(value)
-            else:
-                told.more = True
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What one chunk says of one choice."""
+
+    index: int
+    reason: Json
+    pieces: list[tuple[str, Json]]
 
 
 class _Way(Protocol):
@@ -371,18 +386,3 @@ def pieces(choice: Object) -> list[tuple[str, Json]]:
     if choice.get("logprobs"):
         found.append(("logprobs", choice["logprobs"]))
     return [(key, value) for key, value in found if value]
-
-
-def carries_content(chunk: Object) -> bool:
-    """Whether a chunk holds more than an opening: text, a tool call, a finish, or something unknown."""
-    if not isinstance(chunk.get("choices"), list):
-        return True
-    return any(choice.get("finish_reason") is not None or pieces(choice) for choice in choices(chunk))
-
-
-def _calls_tools(chunk: Object) -> bool:
-    return any(key == "tool_calls" for choice in choices(chunk) for key, _ in pieces(choice))
-
-
-def _ends(chunk: Object) -> bool:
-    return any(choice.get("finish_reason") is not None for choice in choices(chunk))

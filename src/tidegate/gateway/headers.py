@@ -29,6 +29,9 @@ _REQUEST_ONLY = frozenset({"content-encoding"})
 #: Ours to write.
 _RESPONSE_ONLY = frozenset({"server", "date"})
 
+#: Control characters but the tab, and what stands for bytes that were no UTF-8.
+_UNSENDABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+_NO_PATH = re.compile(r"[\x00-\x1f\x7f\\]")
 _ESCAPED_WORD = re.compile(r"%(?:3[0-9]|4[1-9A-Fa-f]|5[0-9Aa]|6[1-9A-Fa-f]|7[0-9Aa]|2[DdEeFf]|5[Ff])")
 
 
@@ -74,7 +77,7 @@ def plain_path(raw_path: str) -> str | None:
     if not path.startswith("/") or "#" in raw_path or not raw_path.isascii():
         return None
     plain = unquote(path, errors="replace")
-    if any(char < " " or char in "\\\x7f" for char in plain):
+    if _NO_PATH.search(plain):
         return None
     tidy = posixpath.normpath(plain)
     if tidy.startswith("//") or tidy + ("/" if plain.endswith("/") and tidy != "/" else "") != plain:
@@ -86,10 +89,4 @@ def plain_path(raw_path: str) -> str | None:
 
 
 def _sendable(value: str) -> bool:
-    if any((char < " " and char != "\t") or char == "\x7f" for char in value):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return _UNSENDABLE.search(value) is None
