@@ -31,6 +31,12 @@ from gateway.harness import FAKE_ENGINE, Scene, chat, scene, until
 
 FIRST, PLAIN, CLIENTS, STREAMS, TOKENS, HELD = 300, 600, 16, 50, 400, 200
 MIB = 1 << 20
+#: No prices from the internet; no keys, neither to it nor behind it.
+LITELLM = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    "OPENAI_API_KEY": "none",
+}
 NGINX = """
 daemon off; worker_processes 1; pid {directory}/nginx.pid; error_log {directory}/nginx.log;
 events {{ worker_connections 2048; }}
@@ -91,7 +97,7 @@ def process(argv: list[str], port: int, directory: str) -> Iterator[int]:
             argv,
             stdout=log,
             stderr=log,
-            env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_API_KEY": "none"},
+            env={**os.environ, **LITELLM},
         )
     try:
         until(lambda: listens(port), 90)
