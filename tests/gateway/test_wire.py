@@ -114,6 +114,33 @@ def test_only_one_idle_connection_is_kept_and_not_for_long(tmp_path: Path) -> No
     asyncio.run(run())
 
 
+def test_a_worker_that_is_to_end_has_no_idle_client(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with wired(tmp_path, writes(PLAIN)) as (worker, wire):
+            assert await whole(wire) == b"hi"
+            wire.keep_idle(wanted=False)
+            await settled(lambda: worker.ended == 1)
+            assert await whole(wire) == b"hi"
+            await settled(lambda: worker.ended == 2)
+            wire.keep_idle(wanted=True)
+            assert [await whole(wire) for _ in range(2)] == [b"hi"] * 2
+            assert worker.connections == 3
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_nobody_asked_for_is_nobodys(tmp_path: Path) -> None:
+    async def run() -> None:
+        async def say(worker: Worker, writer: asyncio.StreamWriter) -> None:
+            writer.write(PLAIN + PLAIN.replace(b"hi", b"no") if worker.connections == 1 else PLAIN)
+
+        async with wired(tmp_path, say) as (worker, wire):
+            assert [await whole(wire) for _ in range(2)] == [b"hi"] * 2
+            assert worker.connections == 2
+
+    asyncio.run(run())
+
+
 def test_a_stream_that_is_done_may_end_later(tmp_path: Path) -> None:
     async def run() -> None:
         async def say(worker: Worker, writer: asyncio.StreamWriter) -> None:

@@ -59,6 +59,10 @@ class Upstream:
             return Loss.UNREACHABLE
         return Loss.DIED_ALONE if self._in_flight_when_it_broke == 1 else Loss.DIED
 
+    def keep_idle(self, *, wanted: bool) -> None:
+        """Whether an idle connection is kept."""
+        self._wire.keep_idle(wanted=wanted)
+
     def close(self) -> None:
         """Close every connection."""
         self._wire.close()
@@ -117,7 +121,10 @@ class Pool:
             upstream.close()
         self._upstreams.clear()
 
-    def _moved(self, _: GuardState, after: GuardState) -> None:
+    def _moved(self, before: GuardState, after: GuardState) -> None:
+        if before.board.gate is not after.board.gate:
+            for upstream in self._upstreams:
+                upstream.keep_idle(wanted=after.board.gate is Gate.OPEN)
         if after.board.gate in (Gate.HOLD, Gate.REFUSE):
             now = asyncio.get_running_loop().time()
             for upstream in self._upstreams:

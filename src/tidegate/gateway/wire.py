@@ -94,6 +94,7 @@ class Wire:
         self._idle: ResponseHandler | None = None
         self._idle_until: asyncio.TimerHandle | None = None
         self._closed = False
+        self._keeps = True
         self._path = url.removeprefix("unix:") if url.startswith("unix:") else None
         split = urlsplit("http://worker" if self._path is not None else url)
         self._host, self._port = split.hostname or "", split.port or 80
@@ -140,11 +141,17 @@ class Wire:
 
     def keep(self, handler: ResponseHandler) -> None:
         """The connection may serve the next request; its answer may still lack its end."""
-        if self._closed or not handler.is_connected() or self._idle is not None:
+        if self._closed or not self._keeps or not handler.is_connected() or self._idle is not None:
             self.drop(handler)
             return
         self._idle = handler
         self._idle_until = self._loop.call_later(self._keep_s, self._drop_idle)
+
+    def keep_idle(self, *, wanted: bool) -> None:
+        """Whether an idle connection is kept: a server that is to end may wait for its client."""
+        self._keeps = wanted
+        if not wanted:
+            self._drop_idle()
 
     def drop(self, handler: ResponseHandler) -> None:
         """Close the connection at once."""
@@ -155,8 +162,7 @@ class Wire:
     def close(self) -> None:
         """Close every connection; who reads from one meets a :class:`aiohttp.ClientError`."""
         self._closed = True
-        if self._idle is not None:
-            self._drop_idle()
+        self._drop_idle()
         for handler in list(self._open):
             if handler.transport is not None:
                 handler.transport.abort()
