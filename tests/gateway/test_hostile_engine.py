@@ -115,7 +115,7 @@ def test_control_characters_in_a_header(stage: Scene, stream: bool) -> None:
 
 def test_a_passed_stream_that_is_shorter_than_it_said_ends(stage: Scene) -> None:
     with worker_saying(stage, STREAM + b"Content-Length: 5000\r\n\r\n" + WORD):
-        stream = stage.stream("/v1/responses", {**chat(), "stream": True})
+        stream = stage.stream("/infill", {**chat(), "stream": True})
         assert b'"code":"worker_lost"' in stream.rest().replace(b" ", b"")
 
 
@@ -123,7 +123,7 @@ def test_a_passed_answer_that_is_shorter_than_it_said_is_broken_off(stage: Scene
     said = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{"
     with worker_saying(stage, said), socket.create_connection(("127.0.0.1", stage.port), 10) as client:
         body = json.dumps(chat()).encode()
-        head = f"POST /v1/responses HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /infill HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
         data = b""
         while readable(client, 10) and (piece := client.recv(65536)):

@@ -7,6 +7,7 @@ follows a loss, a :class:`~.job.Job` how the request looks. This is the part tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 
@@ -211,25 +212,15 @@ class Carrier:
         if station.epoch != epoch or not station.state.board.usable:
             return None
         self.flight.sent()
-        task = self.front.loop.create_task(self._exchange(upstream))
-        exchange = pool.started(upstream, task, job.tokens)
-
-        def over(task: asyncio.Task[Result]) -> None:
-            pool.ended(exchange)
-            if not task.cancelled():
-                # Its error is looked at here too: nobody else does after the client has gone.
-                task.exception()
-
-        task.add_done_callback(over)
+        exchange = pool.started(upstream, job.tokens)
         try:
-            await self._accompany(task)
+            result = await self._accompanied(upstream)
+        except asyncio.CancelledError:
+            if not exchange.is_aborted():
+                raise
+            result = exchange.aborted or Loss.ORDERED
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-        if task.cancelled():
-            return await self._lost(exchange.aborted or Loss.ORDERED, epoch)
-        result = task.result()
+            pool.ended(exchange)
         if isinstance(result, Finished):
             return await self._finish(result)
         if isinstance(result, EngineSaid):
@@ -242,17 +233,25 @@ class Carrier:
             return await self._refuse(job.refused(result))
         return await self._lost(result, epoch)
 
-    async def _accompany(self, task: asyncio.Task[Result]) -> None:
-        """Wait for the attempt; a stream that already has its head hears comments during a long prefill too."""
-        while not task.done():
-            watched = self.client.begun and not self._passed_on
-            seconds = max(0.0, self._comment_at - self.front.loop.time()) if watched else None
-            await asyncio.wait({task}, timeout=seconds)
-            if watched and not task.done():
+    async def _accompanied(self, upstream: Upstream) -> Result:
+        """The attempt; a stream that already has its head hears comments during a long prefill too."""
+        if not self.client.begun:
+            return await self._exchange(upstream)
+        comments = self.front.loop.create_task(self._comment_on())
+        try:
+            return await self._exchange(upstream)
+        finally:
+            comments.cancel()
+
+    async def _comment_on(self) -> None:
+        """Comment until something is passed on. A client that has gone ends the request itself."""
+        with contextlib.suppress(ClientGoneError):
+            while not self._passed_on:
+                await asyncio.sleep(max(0.0, self._comment_at - self.front.loop.time()))
                 await self._comment()
 
     async def _exchange(self, upstream: Upstream) -> Result:
-        """The attempt itself, as a task of its own so that it can be broken off at once."""
+        """The attempt itself. It is broken off by cancelling the request's task, see :class:`Exchange`."""
         job, begun = self.job, self.front.loop.time()
         carry_over, restored = self.front.carry_over, None
         try:

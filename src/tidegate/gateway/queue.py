@@ -83,13 +83,15 @@ class Line:
 
     def expected_wait(self, client: str) -> float:
         """Seconds until a request that ``client`` sent now would have its turn, as far as costs are known."""
+        places = max(1, self._places())
+        if not self._waiting and self.placed < places:
+            # With a place free nobody waits for those at work.
+            return 0.0
         now = asyncio.get_running_loop().time()
         place = (self._start(client), next(self._numbers))
         before = sum(waiter.cost for waiter in self._waiting if waiter.order < place)
         before += sum(max(0.0, waiter.cost - (now - waiter.placed_at)) for waiter in self._working)
-        places = max(1, self._places())
-        # With a place free nobody waits for those at work.
-        return 0.0 if not self._waiting and self.placed < places else before / places
+        return before / places
 
     def enter(
         self, ready_at: Callable[[], float], *, counted: bool = True, client: str = "", cost: float = 0.0

@@ -15,21 +15,25 @@ _ONE_DEATH_S = 1.0
 
 
 class Exchange:
-    """One request at the worker. ``aborted`` says why it was broken off by us; ``tokens`` is its prompt; ``begun`` is
-    loop time."""
+    """One request at the worker, carried by the task that makes it. ``aborted`` says why it was broken off by us;
+    ``tokens`` is its prompt; ``begun`` is loop time."""
 
     def __init__(self, upstream: Upstream, task: asyncio.Task[Any], tokens: int) -> None:
         self.begun = task.get_loop().time()
         self.upstream = upstream
-        self.task = task
         self.tokens = tokens
         self.aborted: Loss | None = None
+        self._task = task
 
     def abort(self, loss: Loss) -> None:
         """Break it off at once; its connection is closed before this loop turn ends."""
-        if self.aborted is None and not self.task.done():
+        if self.aborted is None:
             self.aborted = loss
-            self.task.cancel()
+            self._task.cancel()
+
+    def is_aborted(self) -> bool:
+        """Whether the task's cancellation was :meth:`abort` and nothing else: then it is taken back."""
+        return self.aborted is not None and self._task.uncancel() == 0
 
 
 class Upstream:
@@ -88,8 +92,10 @@ class Pool:
         self._sweep()
         return upstream
 
-    def started(self, upstream: Upstream, task: asyncio.Task[Any], tokens: int) -> Exchange:
-        """``task`` is a request at the worker from now on, until :meth:`ended`."""
+    def started(self, upstream: Upstream, tokens: int) -> Exchange:
+        """The running task has a request at the worker from now on, until :meth:`ended`."""
+        task = asyncio.current_task()
+        assert task is not None
         exchange = Exchange(upstream, task, tokens)
         upstream.exchanges.add(exchange)
         self._changed()
