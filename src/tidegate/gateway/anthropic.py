@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from tidegate.gateway.answer import choices, pieces
-from tidegate.gateway.assemble import Json, Object
+from tidegate.gateway.assemble import Json, Object, count
 from tidegate.gateway.errors import Surface
 from tidegate.gateway.openai import Completion, InvalidRequestError, check, decode
 
@@ -294,15 +294,10 @@ def _event(name: str, value: Object) -> bytes:
 
 def _usage(usage: Object) -> Object:
     """Anthropic's input_tokens are without those that a cache had; OpenAI's prompt_tokens are with them."""
-    prompt, details = _count(usage, "prompt_tokens"), usage.get("prompt_tokens_details")
-    cached = min(_count(details, "cached_tokens"), prompt) if isinstance(details, dict) else 0
+    prompt, details = count(usage, "prompt_tokens"), usage.get("prompt_tokens_details")
+    cached = min(count(details, "cached_tokens"), prompt) if isinstance(details, dict) else 0
     more: Object = {"cache_read_input_tokens": cached} if cached else {}
-    return {"input_tokens": prompt - cached, **more, "output_tokens": _count(usage, "completion_tokens")}
-
-
-def _count(counts: Object, key: str) -> int:
-    value = counts.get(key)
-    return value if isinstance(value, int) and value > 0 else 0
+    return {"input_tokens": prompt - cached, **more, "output_tokens": count(usage, "completion_tokens")}
 
 
 def _tool_use(call: Object) -> Object:

@@ -17,6 +17,17 @@ CHUNK_ONLY = frozenset({"choices", "object", "usage", "timings", "prompt_progres
 _TEXTS = ("reasoning_content", "content", "refusal")
 
 
+def as_object(value: Json) -> Object:
+    """``value`` if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def count(figures: Object, key: str) -> int:
+    """The count of this name; 0 if there is none, or no count."""
+    value = figures.get(key)
+    return value if isinstance(value, int) and value > 0 else 0
+
+
 class EngineError(Exception):
     """The engine sent an error event in the stream; ``body`` is its ``error`` object."""
 

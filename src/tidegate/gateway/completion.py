@@ -11,7 +11,7 @@ from aiohttp import web
 
 from tidegate.gateway import errors, onward, openai, tokens
 from tidegate.gateway.answer import Answer, DiffersError
-from tidegate.gateway.assemble import EngineError, Json, Object
+from tidegate.gateway.assemble import EngineError, Json, count
 from tidegate.gateway.carry import Carrier
 from tidegate.gateway.client import JSON_TYPE, stream_headers
 from tidegate.gateway.errors import Refusal
@@ -303,15 +303,10 @@ def _size(weight: Weight) -> float:
 def _figures(usage: Json, timings: Json) -> tuple[int, int]:
     """(prompt, answer) in tokens, 0 where unknown."""
     if isinstance(usage, dict):
-        return _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+        return count(usage, "prompt_tokens"), count(usage, "completion_tokens")
     if isinstance(timings, dict):
-        return _count(timings, "prompt_n") + _count(timings, "cache_n"), _count(timings, "predicted_n")
+        return count(timings, "prompt_n") + count(timings, "cache_n"), count(timings, "predicted_n")
     return 0, 0
-
-
-def _count(figures: Object, key: str) -> int:
-    value = figures.get(key)
-    return value if isinstance(value, int) and value >= 0 else 0
 
 
 def _status_of(error: Json) -> int:

@@ -10,7 +10,7 @@ import os
 from aiohttp import web
 
 from tidegate.gateway import errors, openai
-from tidegate.gateway.assemble import Json, Object
+from tidegate.gateway.assemble import Json, Object, as_object
 from tidegate.gateway.client import JSON_TYPE, stream_headers
 from tidegate.gateway.errors import Refusal, Surface
 from tidegate.gateway.front import Front
@@ -61,18 +61,14 @@ def _json(value: Json, status: int = 200) -> web.Response:
 def memory_samples(status: Json) -> list[Sample]:
     """The memory figures of the guard's ``status`` document; what is missing or no number is left out."""
     found = []
-    axes = _object(status).get("axes")
-    for axis in map(_object, axes if isinstance(axes, list) else []):
+    axes = as_object(status).get("axes")
+    for axis in map(as_object, axes if isinstance(axes, list) else []):
         for kind in ("limit", "used"):
             found += _sample(_AXIS, axis.get(f"{kind}_bytes"), {"axis": str(axis.get("name", "")), "kind": kind})
-    worker, guard = _object(_object(status).get("worker")), _object(_object(status).get("guard"))
+    worker, guard = as_object(as_object(status).get("worker")), as_object(as_object(status).get("guard"))
     for kind in ("anon", "file", "shmem", "swap", "prompt_cache"):
         found += _sample(_MEMORY, worker.get(f"{kind}_bytes"), {"kind": kind})
     return found + _sample(_GUARD_RSS, guard.get("rss_bytes"), {})
-
-
-def _object(value: Json) -> Object:
-    return value if isinstance(value, dict) else {}
 
 
 def _sample(family: Family, value: Json, labels: dict[str, str]) -> list[Sample]:

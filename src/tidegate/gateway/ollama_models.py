@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tidegate.gateway.assemble import Json, Object
+from tidegate.gateway.assemble import Json, Object, as_object, count
 from tidegate.gateway.openai import InvalidRequestError, decode
 
 #: What clients are told that look for a release with the formats above.
@@ -39,24 +39,24 @@ def listed(body: bytes) -> list[Model]:
         value: Json = json.loads(body)
     except (ValueError, RecursionError):
         return []
-    answer = _object(value)
+    answer = as_object(value)
     said = {str(each.get("name")): each for each in _objects(answer.get("models"))}
     found = []
     for entry in _objects(answer.get("data")):
         if not isinstance(name := entry.get("id"), str):
             continue
-        meta = _object(entry.get("meta"))
+        meta = as_object(entry.get("meta"))
         able = said.get(name, {}).get("capabilities")
         known = [str(word) for word in able] if isinstance(able, list) else []
         kind = meta.get("ftype")
         found.append(
             Model(
                 name,
-                parameters=_count(meta, "n_params"),
+                parameters=count(meta, "n_params"),
                 quantization=kind if isinstance(kind, str) else "",
-                size=_count(meta, "size"),
-                context=_count(meta, "n_ctx_train"),
-                embedding=_count(meta, "n_embd"),
+                size=count(meta, "size"),
+                context=count(meta, "n_ctx_train"),
+                embedding=count(meta, "n_embd"),
                 capabilities=tuple(known) or ("completion",),
             )
         )
@@ -136,14 +136,5 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _object(value: Json) -> Object:
-    return value if isinstance(value, dict) else {}
-
-
 def _objects(value: Json) -> list[Object]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
-def _count(counts: Object, key: str) -> int:
-    value = counts.get(key)
-    return value if isinstance(value, int) and value > 0 else 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidegate.gateway.answer import choices, pieces
-from tidegate.gateway.assemble import Json, Object
+from tidegate.gateway.assemble import Json, Object, count
 from tidegate.gateway.errors import Surface
 from tidegate.gateway.sse import WAITING
 
@@ -213,21 +213,16 @@ class ResponsesVoice:
 
 def _usage(usage: Object) -> Object:
     details, thought = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
-    prompt, answer = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    prompt, answer = count(usage, "prompt_tokens"), count(usage, "completion_tokens")
     return {
         "input_tokens": prompt,
         "input_tokens_details": {
-            "cached_tokens": _count(details, "cached_tokens") if isinstance(details, dict) else 0,
+            "cached_tokens": count(details, "cached_tokens") if isinstance(details, dict) else 0,
             "cache_write_tokens": 0,
         },
         "output_tokens": answer,
         "output_tokens_details": {
-            "reasoning_tokens": _count(thought, "reasoning_tokens") if isinstance(thought, dict) else 0
+            "reasoning_tokens": count(thought, "reasoning_tokens") if isinstance(thought, dict) else 0
         },
         "total_tokens": prompt + answer,
     }
-
-
-def _count(counts: Object, key: str) -> int:
-    value = counts.get(key)
-    return value if isinstance(value, int) and value > 0 else 0
