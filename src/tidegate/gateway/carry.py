@@ -235,7 +235,7 @@ class Carrier:
 
     async def _accompanied(self, upstream: Upstream) -> Result:
         """The attempt; a stream that already has its head hears comments during a long prefill too."""
-        if not self.client.begun:
+        if not (self.client.begun and self.client.stream):
             return await self._exchange(upstream)
         comments = self.front.loop.create_task(self._comment_on())
         try:
