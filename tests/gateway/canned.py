@@ -87,3 +87,14 @@ def serving(answer: Answering) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+#: What is said in pieces: a thought, a text, two calls.
+TALK: tuple[Object, ...] = (
+    {"reasoning_content": "hm"},
+    {"content": "Hé"},
+    {"content": "llo"},
+    call(0, "{", id="a", name="f"),
+    call(0, '"x":1}'),
+    call(1, "", id="b", name="g"),
+)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.canned import TIMINGS, TOP, assembled, call, deltas, tell
+from gateway.canned import TALK, TIMINGS, TOP, assembled, deltas, tell
 from tidegate.gateway import ollama, ollama_models
 from tidegate.gateway.assemble import Object
 from tidegate.gateway.errors import Refusal, Surface
@@ -20,15 +20,6 @@ from tidegate.gateway.openai import Completion, InvalidRequestError
 HI: Any = {"role": "user", "content": "hi"}
 NOW = 1_764_550_000.25
 AT = "2025-12-01T00:46:40.250000Z"
-#: What is said in pieces: a thought, a text, two calls.
-TALK: tuple[Object, ...] = (
-    {"reasoning_content": "hm"},
-    {"content": "Hé"},
-    {"content": "llo"},
-    call(0, "{", id="a", name="f"),
-    call(0, '"x":1}'),
-    call(1, "", id="b", name="g"),
-)
 
 
 def chat(**more: Any) -> Completion:

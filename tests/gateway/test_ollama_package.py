@@ -10,22 +10,13 @@ from typing import Any
 import ollama as package
 import pytest
 
-from gateway.canned import assembled, call, deltas, serving, tell
+from gateway.canned import TALK, assembled, deltas, serving, tell
 from tidegate.gateway import ollama, ollama_models
-from tidegate.gateway.assemble import Object
 from tidegate.gateway.errors import Refusal, Surface
 from tidegate.gateway.openai import Completion
 
 HI: Any = {"role": "user", "content": "hi"}
 NOW = 1_764_550_000.25
-TALK: tuple[Object, ...] = (
-    {"reasoning_content": "hm"},
-    {"content": "Hé"},
-    {"content": "llo"},
-    call(0, "{", id="a", name="f"),
-    call(0, '"x":1}'),
-    call(1, "", id="b", name="g"),
-)
 
 
 def voice(*, generate: bool = False) -> ollama.OllamaVoice:
