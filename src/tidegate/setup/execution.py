@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from tidegate.setup.operations import (
     Operation,
     Remove,
     RemoveDirectory,
+    RemoveSlots,
     Restore,
     SetSysctl,
     Systemctl,
@@ -77,12 +79,22 @@ def _run(operation: Operation, root: str, warn: Callable[[str], None]) -> None:
             except OSError:
                 # Somebody else has put something into it, or it is gone.
                 pass
+        case RemoveSlots(path):
+            _remove_slots(rooted(root, path))
         case SetSysctl(key, value):
             _set_sysctl(rooted(root, operation.path), key, value, warn)
         case Systemctl(words):
             _systemctl(words, warn)
         case ApplyMemory(unit):
             _apply_memory(unit, root, warn)
+
+
+def _remove_slots(path: str) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(path):
+            if name.endswith((".slot", ".tmp")):
+                _remove(os.path.join(path, name))
+        os.rmdir(path)
 
 
 def _make_directory(path: str, mode: int) -> None:

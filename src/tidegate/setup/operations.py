@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from tidegate.setup.tree import RegularFile
 
 STATE = "/var/lib/tidegate/setup"
+#: Where the service keeps the common beginning of prompts (``worker.carry_over = "auto"``).
+SLOTS = "/var/lib/tidegate/slots"
 #: What a file is called until it is whole.
 SUFFIX = ".tidegate-new"
 
@@ -76,6 +78,13 @@ class RemoveDirectory:
 
 
 @dataclass(frozen=True)
+class RemoveSlots:
+    """Remove the saved slots in ``path``, and ``path`` itself if nothing else is there: prompts are in them."""
+
+    path: str
+
+
+@dataclass(frozen=True)
 class SetSysctl:
     """Give ``key`` the value ``value`` in the running kernel."""
 
@@ -107,7 +116,7 @@ class ApplyMemory:
     unit: str
 
 
-OnFiles = Expect | MakeDirectory | Keep | WriteFile | WriteLink | Restore | Remove | RemoveDirectory
+OnFiles = Expect | MakeDirectory | Keep | WriteFile | WriteLink | Restore | Remove | RemoveDirectory | RemoveSlots
 Operation = OnFiles | SetSysctl | Systemctl | ApplyMemory
 
 

@@ -15,6 +15,7 @@ from tidegate.setup import manifest as manifests
 from tidegate.setup import tree
 from tidegate.setup.manifest import Entry, Manifest, SysctlEntry
 from tidegate.setup.operations import (
+    SLOTS,
     STATE,
     SUFFIX,
     ApplyMemory,
@@ -24,6 +25,7 @@ from tidegate.setup.operations import (
     Operation,
     Remove,
     RemoveDirectory,
+    RemoveSlots,
     Restore,
     SetSysctl,
     Systemctl,
@@ -264,7 +266,7 @@ def _memory(paths: frozenset[str]) -> list[Operation]:
 def _forget(old: Manifest, stay: list[Entry]) -> list[Operation]:
     """Remove the state directory, but for what ``stay`` needs."""
     needed = {kept(entry.before) for entry in stay if isinstance(entry.before, RegularFile)}
-    copies = _remove_copies(old, needed)
+    copies = [*_remove_copies(old, needed), RemoveSlots(SLOTS)]
     if stay:
         rest = Manifest(_sorted(stay), old.directories, (), done=True)
         return [*copies, WriteFile(manifests.PATH, manifests.to_text(rest), 0o600)]

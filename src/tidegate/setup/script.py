@@ -13,6 +13,7 @@ from tidegate.setup.operations import (
     Operation,
     Remove,
     RemoveDirectory,
+    RemoveSlots,
     Restore,
     SetSysctl,
     Systemctl,
@@ -100,6 +101,9 @@ def _line(operation: Operation) -> str:
             return f'rm -f "$root"{_q(path)}'
         case RemoveDirectory(path):
             return f'rmdir "$root"{_q(path)} 2>/dev/null || :'
+        case RemoveSlots(path):
+            there = f'"$root"{_q(path)}'
+            return f"rm -f {there}/*.slot {there}/*.tmp; rmdir {there} 2>/dev/null || :"
         case SetSysctl(key, value):
             return f"echo {value} >{operation.path} || echo 'cannot set {key}' >&2"
         case ApplyMemory(unit):
