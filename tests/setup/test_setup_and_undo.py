@@ -48,6 +48,23 @@ def test_undo_leaves_no_trace(tree: Path, setup: Setup) -> None:
     assert contents(tree) == before
 
 
+@pytest.mark.parametrize("by_script", [False, True])
+def test_undo_takes_the_saved_slots_away(
+    by_script: bool, tree: Path, setup: Setup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(tree)
+    assert setup() == 0
+    slots = tree / "var/lib/tidegate/slots"
+    slots.mkdir()
+    for name in ("a-b-1-c.slot", "new-1.tmp"):
+        (slots / name).touch()
+    capsys.readouterr()
+    assert setup("--undo", *(["--dry-run"] if by_script else [])) == 0
+    if by_script:
+        subprocess.run(["sh", "-c", capsys.readouterr().out], check=True, timeout=30)
+    assert contents(tree) == before
+
+
 def test_a_second_run_touches_nothing(tree: Path, setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
     assert setup() == 0
     before = contents(tree)
