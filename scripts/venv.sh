@@ -28,7 +28,9 @@ make_venv() {
   "$venv/bin/python" --version 2>/dev/null | grep -qxF "$("$python" --version 2>&1)" ||
     "$python" -m venv --clear "$venv" || die "cannot make $venv"
   rm -f "$stamp"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary=:all: \
+  # A lock is whole: without --no-deps, pip asks for "httpx[http2]<1.0" (litellm) apart from the locked httpx, takes a
+  # newer one for it and refuses that for want of a hash.
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary=:all: \
     -r "$lock" || die "cannot install $lock: see pip's message above"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
     -e "$root" || die "cannot install tidegate itself: see pip's message above"
