@@ -100,8 +100,9 @@ class Connection:
     def _error(self, status: int, message: str, kind: str, **more: object) -> None:
         self._json(status, {"error": {"code": status, "message": message, "type": kind, **more}})
 
-    def _event(self, value: object) -> None:
-        data = b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode()) + b"\n\n"
+    def _events(self, *values: object) -> None:
+        lines = (value if isinstance(value, bytes) else json.dumps(value).encode() for value in values)
+        data = b"".join(b"data: " + line + b"\n\n" for line in lines)
         self._send(b"%x\r\n%s\r\n" % (len(data), data))
 
     def _one(self) -> bool:
@@ -255,11 +256,10 @@ class Connection:
             return broken(value, slot.task) if "wrong_json" in faults else value
 
         self._wait(options.prefill_ms, stream)
-        if stream:
-            if not options.head_first:
-                self._send(self._head(200, "text/event-stream", None))
-            for chunk in shape.opening():
-                self._event(shown(chunk))
+        if stream and not options.head_first:
+            self._send(self._head(200, "text/event-stream", None))
+        # llama-server b11434 sends the opening and the first token in one piece.
+        held = [shown(chunk) for chunk in shape.opening()]
         text = ""
         first = answered(prompt) or options.first_token
         for index in range(first, first + min(slot.limit, options.slot_context - slot.prompt)):
@@ -273,15 +273,17 @@ class Connection:
             slot.decoded += 1
             self.engine.count("tokens")
             if stream:
-                self._event(shown(shape.piece(piece)))
+                self._events(*held, shown(shape.piece(piece)))
+                held = []
         if not stream:
             self._json(200, shown(shape.whole(text, reason)))
             return
         wanted = request.get("stream_options")
         for chunk in shape.closing(reason, bool(isinstance(wanted, dict) and wanted.get("include_usage"))):
-            self._event(shown(chunk))
+            self._events(*held, shown(chunk))
+            held = []
         if path != "/completion":
-            self._event(b"[DONE]")
+            self._events(b"[DONE]")
         self._send(b"0\r\n\r\n")
 
     def _wait(self, milliseconds: float, stream: bool) -> None:
