@@ -7,6 +7,7 @@ wrong body is a 400 with a sentence, never an exception of another kind.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -122,8 +123,10 @@ def decode(data: bytes) -> Object:
     if brackets + data.count(b",") > _MOST_MARKS:
         raise InvalidRequestError(f"cannot read the body: it has more than {_MOST_MARKS} commas and brackets")
     try:
-        # NaN and Infinity are no JSON, and the engine would answer 500 to them.
-        value: Json = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+        # NaN, Infinity and numbers that are too large for a double are what the engine would answer 500 to.
+        value: Json = json.loads(
+            data.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, parse_int=_whole
+        )
         if brackets > _DEEP:
             encode(value)
     except UnicodeDecodeError as error:
@@ -139,6 +142,20 @@ def decode(data: bytes) -> Object:
 
 def _no_constant(name: str) -> Json:
     raise ValueError(f"{name} is not a JSON value")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+def _whole(text: str) -> int:
+    # The largest double has 309 digits.
+    if len(text) > 308:
+        raise ValueError("a number is too large")
+    return int(text)
 
 
 def parse(data: bytes, *, chat: bool) -> Completion:
