@@ -12,7 +12,7 @@ import openai as openai_client
 import pytest
 
 from gateway.harness import Reply, Scene, chat, scene
-from tidegate.gateway.access import Access
+from tidegate.gateway.access import Access, is_private_name
 
 KEY, CONTROL = "client-0123456789", "control-0123456789"
 CONTROLS = ["/", "/metrics", "/tidegate/status", "/slots", "/slots/0", "/props"]
@@ -97,6 +97,69 @@ def test_control_has_keys_of_its_own(path: str) -> None:
     assert Access([], [CONTROL]).refusal("/v1/models", {}) is None
 
 
+@pytest.mark.parametrize(
+    ("host", "private"),
+    [
+        ("localhost", True),
+        ("localhost:8080", True),
+        ("LOCALHOST.", True),
+        ("app.localhost:1", True),
+        ("127.0.0.1:8080", True),
+        ("192.168.1.5", True),
+        ("[::1]:8080", True),
+        ("[fe80::1]", True),
+        ("board", True),
+        ("board.local:8080", True),
+        ("host.docker.internal:11434", True),
+        ("", True),
+        ("evil.example", False),
+        ("evil.example:8080", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example", False),
+        ("evillocal.example.", False),
+        ("1.2.3", False),
+        ("[evil.example]", False),
+        ("::evil", False),
+    ],
+)
+def test_names_that_no_stranger_can_point_here(host: str, private: bool) -> None:
+    assert is_private_name(host) is private
+    refusal = Access().refusal("/v1/models", {"Host": host}, loopback=True)
+    assert (refusal is None) is private
+    assert Access().refusal("/v1/models", {"Host": host}, loopback=False) is None
+    assert Access([KEY]).refusal("/v1/models", {"Host": host, **bearer(KEY)}, loopback=True) is None
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/slots/action", "/api/tags", *CONTROLS])
+@pytest.mark.parametrize(
+    ("origin", "ours"),
+    [
+        ("http://localhost:8080", True),
+        ("http://LocalHost:8080", True),
+        ("http://localhost:3000", False),
+        ("http://localhost", False),
+        ("https://evil.example", False),
+        ("chrome-extension://abc", False),
+        ("null", False),
+        ("", False),
+    ],
+)
+def test_a_page_of_another_origin_needs_a_key(path: str, origin: str, ours: bool) -> None:
+    headers = {"Host": "localhost:8080", "Origin": origin}
+    for loopback in (False, True):
+        refusal = Access().refusal(path, headers, "POST", loopback=loopback)
+        assert (refusal is None) is ours
+        assert refusal is None or (refusal.status, refusal.code) == (403, "foreign_origin")
+    assert Access([KEY]).refusal(path, {**headers, **bearer(KEY)}, "POST") is None
+    assert Access().refusal("/healthz", headers) is None
+
+
+def test_a_strangers_name_is_not_repeated_at_length() -> None:
+    for headers in ({"Host": "a." * 4000}, {"Host": "a", "Origin": "b" * 8000}):
+        refusal = Access().refusal("/v1/models", headers, loopback=True)
+        assert refusal is not None and len(refusal.message) < 300
+
+
 # -- at the gateway ---------------------------------------------------------------------------------------------------
 
 
@@ -149,3 +212,18 @@ def test_an_anthropic_client_hears_it_in_its_own_words(guarded: Scene) -> None:
     assert reply.status == 401
     assert reply.json["type"] == "error"
     assert reply.json["error"]["type"] == "authentication_error"
+
+
+def test_pages_of_others_are_kept_out_where_no_key_is_asked_for() -> None:
+    with scene() as stage:
+        engine = stage.start()
+        rebound = stage.post("/v1/chat/completions", chat(), {"Host": f"evil.example:{stage.port}"})
+        simple = stage.post("/v1/messages", chat(), {"Origin": "http://evil.example", "Content-Type": "text/plain"})
+        preflight = stage.request("OPTIONS", "/v1/chat/completions", None, {"Origin": "http://evil.example"})
+        assert [reply.status for reply in (rebound, simple, preflight)] == [403, 403, 403]
+        assert rebound.error["code"] == "foreign_origin"
+        assert simple.json["error"]["type"] == "permission_error"
+        assert engine.events("request") == []
+        assert stage.metric("tidegate_requests_total", outcome="refused_origin") == 3
+        assert stage.post("/v1/chat/completions", chat(), {"Host": f"localhost:{stage.port}"}).status == 200
+        assert stage.get("/healthz").status == 200

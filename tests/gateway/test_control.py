@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.harness import Background, Scene, chat, until
-from tidegate.gateway.control import _is_loopback
+from tidegate.gateway.access import is_loopback
 from tidegate.record.metrics import Counters, Family, Sample, render
 
 CLEAR = {"action": "clear_oldest_context", "keep_tokens": 512}
@@ -207,7 +207,7 @@ def test_a_web_page_of_another_origin_may_not_clear(stage: Scene) -> None:
     [("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("192.168.1.2", False), ("fe80::1%eth0", False)],
 )
 def test_who_is_on_this_machine(address: str, local: bool) -> None:
-    assert _is_loopback(address) is local
+    assert is_loopback(address) is local
 
 
 def test_own_endpoints_answer_while_requests_are_held(stage: Scene) -> None:

@@ -209,3 +209,11 @@ def test_without_a_key(front: Front, tmp_path: Path) -> None:
         reply = stage.post(front.path, json.dumps(front.ask(said("hi"))).encode())
     assert (reply.status, ours(reply), reply.headers["www-authenticate"]) == (401, {"www-authenticate"}, "Bearer")
     assert "no API key" in front.error(reply)
+
+
+@every_front
+@pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Host": "evil.example"}])
+def test_from_a_web_page(front: Front, headers: dict[str, str], stage: Scene) -> None:
+    reply = stage.post(front.path, front.ask(said("hi")), headers)
+    assert (reply.status, ours(reply)) == (403, set())
+    assert "evil.example" in front.error(reply)

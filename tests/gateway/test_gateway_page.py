@@ -21,6 +21,12 @@ def barred() -> Refusal:
     return refusal
 
 
+def foreign() -> Refusal:
+    refusal = Access().refusal("/v1/models", {"Host": "evil.example"}, loopback=True)
+    assert refusal is not None
+    return refusal
+
+
 #: By the first words of the page's rows.
 REFUSALS = {
     "too long": errors.too_long(tokens=9, context=5, best=5, retry_s=0),
@@ -33,6 +39,7 @@ REFUSALS = {
     "the request seems to kill": errors.crashed(times=2, message=""),
     "the same request again": errors.quarantined(profile="full", seconds=600),
     "no valid API key": barred(),
+    "a web page of another origin": foreign(),
 }
 
 
@@ -46,7 +53,7 @@ def test_a_refusal_is_what_the_page_says(begin: str) -> None:
     refusal = REFUSALS[begin]
     _, said, reason, headers = row(begin)
     assert said.startswith(f"{refusal.status} `{refusal.code}`")
-    if refusal.type == "server_error" or refusal.type == "authentication_error":
+    if refusal.type in ("server_error", "authentication_error", "permission_error"):
         assert f"type `{refusal.type}`" in said
     assert (f"`{refusal.more['reason']}`" in reason) if "reason" in refusal.more else reason == ""
     assert {name.partition(":")[0].strip("` ") for name in headers.split(",") if name} == set(refusal.all_headers())

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from tidegate.gateway import dialects, errors, instead, ollama_embed, openai
-from tidegate.gateway.access import CREDENTIALS, Access
+from tidegate.gateway.access import CREDENTIALS, Access, is_loopback
 from tidegate.gateway.carry import Carrier
 from tidegate.gateway.client import JSON_TYPE, Client
 from tidegate.gateway.completion import CompletionJob
@@ -98,7 +98,7 @@ class Desk:
         if path is None or request.method not in _METHODS:
             status = 400 if path is None else 405
             return refusal_response(errors.invalid("cannot pass this on: its path or method is unusual", status=status))
-        barred = self._access.refusal(path, request.headers, request.method)
+        barred = self._access.refusal(path, request.headers, request.method, loopback=_over_loopback(request))
         if barred is not None:
             self._front.counters.add(REQUESTS, outcome=barred.outcome)
             return refusal_response(barred, dialects.surface(path))
@@ -224,3 +224,9 @@ class Desk:
         if not self._access.asks:
             return found
         return {name: value for name, value in found.items() if name.lower() not in CREDENTIALS}
+
+
+def _over_loopback(request: web.BaseRequest) -> bool:
+    """Whether it came to a loopback address; a Unix socket has none, and no browser finds it."""
+    address = request.transport.get_extra_info("sockname") if request.transport is not None else None
+    return isinstance(address, tuple) and is_loopback(address[0])

@@ -17,7 +17,6 @@ from tidegate.gateway.client import JSON_TYPE, stream_headers
 from tidegate.gateway.errors import Refusal
 from tidegate.gateway.flight import Loss
 from tidegate.gateway.front import RETRY_LEVEL_S, TOKENS, Front
-from tidegate.gateway.headers import response_headers
 from tidegate.gateway.job import EngineSaid, Finished, Result
 from tidegate.gateway.openai import PART_TOKENS, Completion, Weight
 from tidegate.gateway.prefix import Prefix, prefix_of
@@ -43,7 +42,6 @@ _DIFFERS = (
     "cannot finish the answer: the worker was changed or died in the middle of it, and what the next one answers "
     "begins in another way. Send it again."
 )
-_ANSWER_HEADERS = ("access-control-allow-origin", "access-control-allow-credentials")
 
 
 class CompletionJob:
@@ -244,13 +242,8 @@ class CompletionJob:
             return await engine_error(response)
         if response.content_type != STREAM_TYPE:
             return EngineSaid(502, f"cannot read the engine's answer: it is {response.content_type}, not {STREAM_TYPE}")
-        passed = {
-            name: value
-            for name, value in response_headers(response.headers.items()).items()
-            if name.lower() in _ANSWER_HEADERS
-        }
         try:
-            return await self._take(response, carrier, passed)
+            return await self._take(response, carrier)
         except EngineError as error:
             return EngineSaid(_status_of(error.body), error.body)
         except DiffersError:
@@ -258,9 +251,9 @@ class CompletionJob:
         except ValueError as error:
             return EngineSaid(502, {"message": str(error), "type": "server_error"})
 
-    async def _take(self, response: Reply, carrier: Carrier, passed: dict[str, str]) -> Result:
+    async def _take(self, response: Reply, carrier: Carrier) -> Result:
         answer = self._answer
-        headers = {**stream_headers(self._voice.stream_type), **passed}
+        headers = stream_headers(self._voice.stream_type)
         try:
             async for data in response.content.iter_any():
                 out = answer.feed(data)
@@ -280,7 +273,7 @@ class CompletionJob:
             return Finished(last=answer.closing())
         whole = self._voice.whole(answer.whole())
         body = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-        return Finished(web.Response(body=body, headers={**passed, **carrier.head(), "Content-Type": JSON_TYPE}))
+        return Finished(web.Response(body=body, headers={**carrier.head(), "Content-Type": JSON_TYPE}))
 
     def _learn(self, usage: Json, timings: Json) -> None:
         """Take the engine's own figures from the end of an answer."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import os
 
 from aiohttp import web
 
 from tidegate.gateway import errors, openai
+from tidegate.gateway.access import is_loopback
 from tidegate.gateway.assemble import Json, Object, as_object
 from tidegate.gateway.client import JSON_TYPE, stream_headers
 from tidegate.gateway.errors import Refusal, Surface
@@ -225,23 +225,14 @@ def _keep_tokens(body: Object) -> int:
 
 
 def _foreign(request: web.BaseRequest) -> Refusal | None:
-    """Why this peer may not control us: not on this machine, or a web page of another origin in a local browser."""
+    """Why this peer may not control us: it is not on this machine."""
     # A Unix socket's peer has no address, and is on this machine.
     address = request.transport.get_extra_info("peername") if request.transport is not None else None
     host = address[0] if isinstance(address, tuple) and address else ""
     try:
-        local = not host or _is_loopback(host)
+        local = not host or is_loopback(host)
     except ValueError:
         local = False
     if not local:
         return Refusal(403, "cannot do this for another machine: it is open on loopback only", "permission_error", None)
-    origin = request.headers.get("Origin")
-    if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
-        return Refusal(403, "cannot do this for a web page of another origin", "permission_error", None)
     return None
-
-
-def _is_loopback(host: str) -> bool:
-    address = ipaddress.ip_address(host.partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback

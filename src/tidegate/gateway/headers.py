@@ -47,8 +47,9 @@ def request_headers(headers: Iterable[tuple[str, str]], *, readable: bool) -> di
 
 
 def response_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The worker's headers for the client."""
-    return _passed(headers, _HOP_BY_HOP | _RESPONSE_ONLY)
+    """The worker's headers for the client. llama-server lets the pages of every origin read its answers; we do not."""
+    own = ((name, value) for name, value in headers if not name.lower().startswith("access-control-"))
+    return _passed(own, _HOP_BY_HOP | _RESPONSE_ONLY)
 
 
 def _passed(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> dict[str, str]:
