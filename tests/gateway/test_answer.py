@@ -67,6 +67,16 @@ def test_nothing_goes_out_before_there_is_content() -> None:
     assert answer.finished
 
 
+def test_one_of_two_choices_is_not_the_whole() -> None:
+    answer = Answer(chat=True, voice=OpenAIVoice(), choices=2)
+    answer.feed(HELLO + STOP)
+    assert not answer.finished
+    answer.feed(event({"choices": [{"index": 1, "delta": {"content": "x"}, "finish_reason": None}]}))
+    assert not answer.finished
+    answer.feed(event({"choices": [{"index": 1, "delta": {}, "finish_reason": "stop"}]}))
+    assert answer.finished
+
+
 @pytest.mark.parametrize(
     "data",
     [

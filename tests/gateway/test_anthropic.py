@@ -149,6 +149,7 @@ def blocks(role: str, *content: Any) -> Any:
         ({"tools": "f"}, "'tools'"),
         ({"tools": [TOOL], "tool_choice": "any"}, "'tool_choice'"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "names no tool"),
+        ({"tools": [TOOL], "tool_choice": {"type": []}}, "'tool_choice'"),
         ({"stream": 1}, "'stream'"),
     ],
 )

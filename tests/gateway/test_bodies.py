@@ -205,6 +205,25 @@ def test_any_engine_error_becomes_an_openai_error(error: Any) -> None:
     assert body["code"] is None or isinstance(body["code"], str)
 
 
+@pytest.mark.parametrize(
+    ("body", "chat", "choices"),
+    [
+        ({"messages": [USER]}, True, 1),
+        ({"messages": [USER], "n": 3}, True, 3),
+        ({"messages": [USER], "n": None}, True, 1),
+        ({"messages": [USER], "n": True}, True, 1),
+        ({"messages": [USER], "n": -2}, True, 1),
+        ({"prompt": "a"}, False, 1),
+        ({"prompt": [1, 2, 3]}, False, 1),
+        ({"prompt": []}, False, 1),
+        ({"prompt": ["a", "b"]}, False, 2),
+        ({"prompt": [[1], "b"], "n": 2}, False, 4),
+    ],
+)
+def test_how_many_answers_a_request_wants(body: Any, chat: bool, choices: int) -> None:
+    assert parse(json.dumps(body).encode(), chat=chat).choices == choices
+
+
 # -- headers and paths --------------------------------------------------------------------------------------------
 
 
@@ -250,6 +269,12 @@ def test_plain_paths_pass(path: str) -> None:
         "/v1/%2e%2e/slots",
         "/v1/chat/%63ompletions",
         "/v1%2Fchat/completions",
+        "/%u0070rops",
+        "/%U0070rops",
+        "/slots/0?action=%u0073ave",
+        "/100%",
+        "/a%2",
+        "/a?b=%zz",
         "/a\\b",
         "/a%5cb",
         "/a%0d%0aHost:%20x",

@@ -92,6 +92,17 @@ def test_a_worker_that_is_still_loading_is_waited_for(stage: Scene) -> None:
     assert stage.chat(max_tokens=2).content == tokens(2)
 
 
+@pytest.mark.parametrize("loading", [False, True])
+def test_a_worker_that_is_called_ready_and_never_is_has_a_deadline(loading: bool) -> None:
+    with scene(deadline=1.0, hold=30.0) as short:
+        engine = short.engine(1, *(["--fake-load-ms", "60000"] if loading else []))
+        if not loading:
+            engine.kill()
+        short.announce()
+        reply = short.chat()
+        assert (reply.status, reply.error["reason"]) == (503, "deadline")
+
+
 def test_drain_lets_answers_end_and_says_when(stage: Scene) -> None:
     stage.start(1, "--fake-token-ms", "20")
     running = Background(lambda: stage.chat(max_tokens=20))

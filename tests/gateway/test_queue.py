@@ -55,6 +55,15 @@ def test_clients_take_turns() -> None:
     assert in_line(test) == [0, 4, 6, 1, 5, 2, 3]
 
 
+def test_clients_that_came_once_are_forgotten() -> None:
+    def test(line: Line) -> int:
+        for number in range(3000):
+            line.leave(line.enter(anytime, client=str(number)))
+        return len(line._ends)
+
+    assert in_line(test) == 0
+
+
 def test_who_asks_much_waits_for_who_asks_little() -> None:
     def test(line: Line) -> list[int]:
         asked = [("a", 10.0), ("a", 10.0), ("b", 1.0), ("b", 1.0), ("b", 1.0)]

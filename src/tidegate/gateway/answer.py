@@ -65,11 +65,13 @@ class Told:
 class Answer:
     """Feed it what the engine sends; it returns what may go to the client now.
 
-    ``voice`` is None for a client that wants a plain answer; :attr:`collected` has it then.
+    ``voice`` is None for a client that wants a plain answer; :attr:`collected` has it then. ``choices`` is how many the
+    whole answer has.
     """
 
-    def __init__(self, *, chat: bool, voice: Voice | None) -> None:
+    def __init__(self, *, chat: bool, voice: Voice | None, choices: int = 1) -> None:
         self.chat = chat
+        self._choices = choices
         self.collected = Collected(chat=chat)
         self._sink: Sink = self.collected if voice is None else voice
         self._voice = voice
@@ -113,12 +115,13 @@ class Answer:
         self._held.clear()
         self._held_bytes = 0
         self._calls = False
+        self._error = None
         self.done = False
 
     @property
     def finished(self) -> bool:
-        """Every choice that began has ended."""
-        return bool(self.told) and all(told.reason is not None for told in self.told.values())
+        """Every choice has come and ended."""
+        return len(self.told) >= self._choices and all(told.reason is not None for told in self.told.values())
 
     @property
     def tokens(self) -> int:

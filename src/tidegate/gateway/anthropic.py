@@ -129,9 +129,13 @@ def _result(block: Object, where: str) -> tuple[Object, list[Json]]:
         text = content or ""
     else:
         blocks = content if isinstance(content, list) else [content]
-        shown = [part for part in blocks if isinstance(part, dict) and part.get("type") == "image"]
-        images = [_image(part, where) for part in shown]
-        text = "\n".join(_texts([part for part in blocks if part not in shown], where))
+        rest: list[Json] = []
+        for part in blocks:
+            if isinstance(part, dict) and part.get("type") == "image":
+                images.append(_image(part, where))
+            else:
+                rest.append(part)
+        text = "\n".join(_texts(rest, where))
     said = f"Error: {text}" if block.get("is_error") is True else text
     return {"role": "tool", "tool_call_id": identity, "content": said}, images
 
@@ -163,9 +167,9 @@ def _tool_choice(choice: Json) -> Object:
     if choice is None:
         return {}
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if not isinstance(choice, dict) or not (kind == "tool" or kind in _CHOICES):
+    if not isinstance(choice, dict) or not isinstance(kind, str) or not (kind == "tool" or kind in _CHOICES):
         raise InvalidRequestError("cannot take 'tool_choice': its type is none of auto, any, tool, none", "tool_choice")
-    made: Object = {"tool_choice": _CHOICES.get(str(kind), "auto")}
+    made: Object = {"tool_choice": _CHOICES.get(kind, "auto")}
     if kind == "tool":
         if not isinstance(name := choice.get("name"), str):
             raise InvalidRequestError("cannot take 'tool_choice': it names no tool", "tool_choice")

@@ -292,8 +292,10 @@ class Carrier:
             return await self._refuse(errors.cut(self.front.station.state.worker.message))
         self._passed_on = False
         self._comment_at = loop.time() + COMMENT_S
-        # It had its turn already: what it waits for now is a worker.
-        self._turn_by = max(self._turn_by, loop.time() + self.front.settings.gateway.hold)
+        if loss not in (Loss.UNREACHABLE, Loss.LOADING):
+            # It had its turn already: what it waits for now is a worker. One that took it up; a door that stays shut
+            # may not keep it here for ever.
+            self._turn_by = max(self._turn_by, loop.time() + self.front.settings.gateway.hold)
         return None
 
     # -- answering ----------------------------------------------------------------------------------------------
@@ -323,7 +325,8 @@ class Carrier:
                 await self.client.begin(status, {**headers, **self.head()})
             elif degraded := self._degraded():
                 # The head went out while it waited, so this is the only place left to say it.
-                await self.client.note(f"tidegate: degraded {', '.join(degraded)}")
+                # In one piece with the data: what follows the loss of a worker between two would be missing.
+                data = self.client.note(f"tidegate: degraded {', '.join(degraded)}") + data
         if data:
             await self.client.write(data)
 

@@ -90,7 +90,9 @@ class Client:
     async def _sent(self, sending: Coroutine[Any, Any, None], size: int) -> None:
         transport = self.request.transport
         try:
-            if transport is not None and transport.get_write_buffer_size() + size < _HIGH_WATER_BYTES:
+            # Once it is full the writer waits until it is nearly empty, not only while it is full.
+            full = transport is None or transport.get_write_buffer_size() + size >= _HIGH_WATER_BYTES
+            if not (full or self.request.protocol.writing_paused):
                 await sending
                 return
             async with asyncio.timeout(SLOW_READER_S):
@@ -107,10 +109,9 @@ class Client:
             await self.begin(200, {**stream_headers(self._voice.stream_type), **headers})
         await self.write(self._voice.waiting())
 
-    async def note(self, text: str) -> None:
-        """A line for whoever reads the stream itself, where the API has a place for one."""
-        if self._voice.stream_type == sse.STREAM_TYPE:
-            await self.write(sse.comment(text))
+    def note(self, text: str) -> bytes:
+        """A line for whoever reads the stream itself; empty where the API has no place for one."""
+        return sse.comment(text) if self._voice.stream_type == sse.STREAM_TYPE else b""
 
     async def finish(self, data: bytes = b"") -> web.StreamResponse:
         """The streamed answer is complete with ``data``."""
@@ -150,6 +151,8 @@ class Client:
                 await self.write(data)
                 return await self.finish()
         except TimeoutError as error:
+            # Its stream has begun, so nothing else may be written behind this.
+            self.break_off()
             raise ClientGoneError from error
 
     def break_off(self) -> None:

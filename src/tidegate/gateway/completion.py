@@ -69,7 +69,8 @@ class CompletionJob:
         self._counted: dict[str, int] = {}
         self._reshapes = 0
         self._voice = voice
-        self._answer = Answer(chat=completion.chat, voice=voice if completion.stream else None)
+        shown = voice if completion.stream else None
+        self._answer = Answer(chat=completion.chat, voice=shown, choices=completion.choices)
         #: Where the client set none: so that an answer that is begun again has a chance to be the same.
         self._seed = completion.seed if completion.seed is not None else random.getrandbits(31)
         #: Tokens that the whole answer may have, from when it was first sent; None: as the engine has it.

@@ -32,6 +32,8 @@ _RESPONSE_ONLY = frozenset({"server", "date"})
 #: Control characters but the tab, and what stands for bytes that were no UTF-8.
 _UNSENDABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _NO_PATH = re.compile(r"[\x00-\x1f\x7f\\]")
+#: No escape by RFC 3986. cpp-httplib, llama-server's HTTP server, reads ``%u0070`` as "p".
+_NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ESCAPED_WORD = re.compile(r"%(?:3[0-9]|4[1-9A-Fa-f]|5[0-9Aa]|6[1-9A-Fa-f]|7[0-9Aa]|2[DdEeFf]|5[Ff])")
 
 
@@ -72,7 +74,8 @@ def plain_path(raw_path: str) -> str | None:
     """The path of a request target without its query, if it means to us what it means to the worker.
 
     None for a target that is no path (``*``, ``http://elsewhere/``), or that hides another path behind dots, doubled
-    slashes, backslashes, control characters or escapes of letters: what is admitted must be what is served.
+    slashes, backslashes, control characters or escapes of letters: what is admitted must be what is served. No ``%``
+    may stand alone, in the query neither.
     """
     path = raw_path.partition("?")[0]
     if not path.startswith("/") or "#" in raw_path or not raw_path.isascii():
@@ -84,7 +87,7 @@ def plain_path(raw_path: str) -> str | None:
     if tidy.startswith("//") or tidy + ("/" if plain.endswith("/") and tidy != "/" else "") != plain:
         return None
     # An escaped letter, digit, dash, dot, slash or underscore has no use but to disguise; a space or umlaut is fine.
-    if _ESCAPED_WORD.search(path):
+    if _ESCAPED_WORD.search(path) or _NO_ESCAPE.search(raw_path):
         return None
     return plain
 

@@ -27,6 +27,8 @@ _REASONS = {"length": "length"}
 _EFFORTS = ("low", "medium", "high", "max")
 #: Counts and milliseconds above are no measurement; an engine's JSON may even say infinity.
 _MOST = 1e15
+#: Calls of tools that may wait for their results; models make a handful at once.
+_MOST_OPEN_CALLS = 128
 
 
 def parse_chat(data: bytes) -> Completion:
@@ -153,6 +155,8 @@ def _messages(messages: list[Json]) -> list[Json]:
             read = [_call(call, f"call_{index}_{at}", index) for at, call in enumerate(calls)]
             new["tool_calls"] = [call for call, _, _ in read]
             open_calls += [(identity, name) for _, identity, name in read]
+            # A result looks through all of them: 43,000 of each, which a body has room for, took a minute.
+            del open_calls[:-_MOST_OPEN_CALLS]
         if message.get("role") == "tool":
             new["tool_call_id"] = _answered(message, open_calls) or f"call_{index}"
         made.append(new)

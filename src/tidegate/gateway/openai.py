@@ -61,6 +61,14 @@ class Completion:
         return [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
 
     @property
+    def choices(self) -> int:
+        """How many answers the engine is to give: ``n`` to each prompt, 1 where it is left open."""
+        n, prompts = self.body.get("n"), self.body.get("prompt")
+        each = n if isinstance(n, int) and not isinstance(n, bool) and n > 1 else 1
+        several = not self.chat and isinstance(prompts, list) and not all(isinstance(item, int) for item in prompts)
+        return each * len(prompts) if several and isinstance(prompts, list) else each
+
+    @property
     def seed(self) -> int | None:
         """The client's seed; None where the engine would draw one."""
         seed = self.body.get("seed")

@@ -132,6 +132,9 @@ class Line:
             self._unplace(waiter)
         elif waiter in self._waiting:
             self._waiting.remove(waiter)
+        if not (self._waiting or self._working):
+            # All are even: otherwise each client that came once would be kept, for the time of one that is new is now.
+            self._ends.clear()
         self.dispatch()
 
     def dispatch(self) -> None:
