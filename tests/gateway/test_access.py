@@ -160,6 +160,23 @@ def test_a_strangers_name_is_not_repeated_at_length() -> None:
         assert refusal is not None and len(refusal.message) < 300
 
 
+def test_one_key_is_one_client_however_it_is_written() -> None:
+    access = Access([KEY], [CONTROL])
+    sent = [bearer(KEY), bearer(" " + KEY), {"x-api-key": KEY}, {"x-api-key": KEY, "Authorization": "one of many"}]
+    assert len({access.who(headers, "::1") for headers in sent}) == 1
+    assert access.who(bearer(CONTROL), "::1") != access.who(bearer(KEY), "::1")
+
+
+def test_who_has_no_valid_key_is_its_address_where_keys_are_asked_for() -> None:
+    assert Access([], [CONTROL]).who(bearer("invented"), "10.0.0.9") == "10.0.0.9"
+    assert Access([KEY]).who({}, "10.0.0.9") == "10.0.0.9"
+
+
+def test_without_keys_any_key_tells_programs_apart() -> None:
+    found = {Access().who(headers, "127.0.0.1") for headers in (bearer("a"), bearer("b"), {}, bearer(""))}
+    assert len(found) == 3
+
+
 # -- at the gateway ---------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from tidegate.gateway import errors
 from tidegate.gateway.assemble import Json
 from tidegate.gateway.errors import MOST_RETRY_AFTER_S, Refusal, Surface
 from tidegate.gateway.headers import plain_path, request_headers, response_headers
-from tidegate.gateway.openai import PART_TOKENS, InvalidRequestError, Weight, parse, weigh
+from tidegate.gateway.openai import PART_TOKENS, Completion, InvalidRequestError, Weight, parse, weigh
 from tidegate.gateway.passthrough import wants_stream
 from tidegate.gateway.state import GuardState, Station
 from tidegate.gateway.state import parse as parse_state
@@ -59,10 +59,21 @@ USER = {"role": "user", "content": "hi"}
 )
 def test_a_wrong_chat_body_is_told_what_is_wrong(body: bytes, why: str) -> None:
     with pytest.raises(InvalidRequestError, match=re.escape(why)):
-        completion = parse(body, chat=True)
-        # What Python can read at this depth in one version it may refuse in another; then it must be passed on whole.
-        completion.upstream(None, 7)
-        raise InvalidRequestError("nested too deeply")
+        parse(body, chat=True)
+
+
+@pytest.mark.parametrize("around", [(b"[", b"]"), (b'{"b":', b"}")])
+def test_what_is_nested_as_deep_as_may_be_can_be_sent_on_from_any_depth(around: tuple[bytes, bytes]) -> None:
+    def body(levels: int) -> bytes:
+        begin, end = around
+        return b'{"messages":[{"role":"user","content":"x"}],"a":' + begin * levels + b"0" + end * levels + b"}"
+
+    def sent(completion: Completion, calls: int) -> bytes:
+        return sent(completion, calls - 1) if calls else completion.upstream(None, 7)
+
+    assert json.loads(sent(parse(body(499), chat=True), 300))["seed"] == 7
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        parse(body(500), chat=True)
 
 
 @given(st.binary(max_size=60) | st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda

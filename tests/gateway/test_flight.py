@@ -75,6 +75,15 @@ def test_the_docstring_shows_the_table() -> None:
         assert event.split()[0] in module.__doc__
 
 
+def test_what_the_engine_sent_back_unread_is_no_replay() -> None:
+    flight = Flight()
+    flight.sent()
+    flight.retracted()
+    assert flight.sends == 0
+    flight.sent()
+    assert not flight.replayed
+
+
 def test_orders_of_the_guard_never_count() -> None:
     flight = Flight()
     for _ in range(10):

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
 
+from tidegate.gateway.app import Desk
 from tidegate.gateway.http_server import HttpServer
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @asynccontextmanager
-async def serving(*, head_s: float, keepalive_s: float = 60.0) -> AsyncIterator[tuple[HttpServer, int]]:
-    async def handle(request: web.BaseRequest) -> web.Response:
+async def serving(
+    *, head_s: float, keepalive_s: float = 60.0, desk: Desk | None = None
+) -> AsyncIterator[tuple[HttpServer, int]]:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if desk is not None:
+            return await desk.handle(request)
         if request.path == "/slow":
             await asyncio.sleep(0.3)
         return web.Response(text="hi")
@@ -30,6 +37,20 @@ async def serving(*, head_s: float, keepalive_s: float = 60.0) -> AsyncIterator[
         yield server, runner.addresses[0][1]
     finally:
         await runner.cleanup()
+
+
+class Mistaken(Desk):
+    """A desk with a mistake: it raises, at once or in the middle of an answer."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/begun":
+            answer = web.StreamResponse()
+            await answer.prepare(request)
+            await answer.write(b"a part")
+        raise ZeroDivisionError
 
 
 async def trickled(port: int, head: bytes) -> bytes:
@@ -85,6 +106,22 @@ def test_between_requests_a_client_may_be_silent_but_not_trickle_for_ever() -> N
                 writer.write(b"T")
                 await asyncio.wait({hears}, timeout=0.05)
             assert b"200 OK" not in await hears
+            writer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("path", "heads"), [("/", [b"HTTP/1.1 500"]), ("/begun", [b"HTTP/1.1 200"])])
+def test_a_mistake_of_ours_is_told_but_not_in_the_middle_of_an_answer(path: str, heads: list[bytes]) -> None:
+    async def run() -> None:
+        async with serving(head_s=5.0, desk=Mistaken()) as (_, port), asyncio.timeout(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            heard = bytearray()
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(4096):
+                    heard += data
+            assert re.findall(rb"HTTP/1.1 \d+", heard) == heads
             writer.close()
 
     asyncio.run(run())

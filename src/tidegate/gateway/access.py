@@ -49,6 +49,15 @@ class Access:
         """Some requests need a key."""
         return bool(self._keys or self._control)
 
+    def who(self, headers: Mapping[str, str], address: str) -> str:
+        """Who a request is from, for a fair share: its key, else its ``address``.
+
+        Where keys are asked for only a valid one counts, however it is written: nobody becomes many by inventing some.
+        Where none is, any tells the programs of one board apart."""
+        given = _given(headers, password=False)
+        known = _among(given, self._keys) or _among(given, self._control) if self.asks else bool(given)
+        return f"key {hash(given)}" if known else address
+
     def refusal(
         self, path: str, headers: Mapping[str, str], method: str = "GET", *, loopback: bool = False
     ) -> Refusal | None:

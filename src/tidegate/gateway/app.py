@@ -90,6 +90,10 @@ class Desk:
             return await self._handle(request)
         except Exception:
             log.exception("cannot answer a request")
+            if request.writer.output_size and request.transport is not None:
+                # A part of an answer is out, behind which a second head would be read as more of it.
+                request.transport.abort()
+                return web.Response(status=499)
             text = "cannot answer: a mistake in the gateway, see its log"
             return refusal_response(Refusal(500, text, "server_error", None))
 
@@ -191,7 +195,8 @@ class Desk:
         query = request.raw_path.partition("?")[2]
         target = asked.target + (f"?{query}" if query else "")
         job = CompletionJob(self._front, completion, target, passed, voice)
-        client = Client(request, stream=completion.stream, voice=voice, instead=self._instead(request, completion))
+        wish = self._instead(request, completion)
+        client = Client(request, key=self._who(request), stream=completion.stream, voice=voice, instead=wish)
         return await Carrier(self._front, client, job).run()
 
     def _instead(self, request: web.BaseRequest, completion: openai.Completion) -> Instead | None:
@@ -206,7 +211,8 @@ class Desk:
             body = json.dumps(embedding.answer(b"", time.time())).encode()
             return web.Response(body=body, headers={"Content-Type": JSON_TYPE})
         job = EmbedJob(self._front, self._passed(request, readable=True), embedding)
-        return await Carrier(self._front, Client(request, stream=False, surface=Surface.OLLAMA), job).run()
+        client = Client(request, key=self._who(request), stream=False, surface=Surface.OLLAMA)
+        return await Carrier(self._front, client, job).run()
 
     async def _pass(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
         if keeps_slots(request.method, path, request.raw_path.partition("?")[2]):
@@ -215,8 +221,12 @@ class Desk:
         counted = generates(request.method, path)
         headers = self._passed(request, readable=False)
         job = PassJob(self._front, request.method, request.raw_path, headers, body, counted=counted)
-        client = Client(request, stream=counted and wants_stream(body), surface=dialects.surface(path))
+        stream = counted and wants_stream(body)
+        client = Client(request, key=self._who(request), stream=stream, surface=dialects.surface(path))
         return await Carrier(self._front, client, job).run()
+
+    def _who(self, request: web.BaseRequest) -> str:
+        return self._access.who(request.headers, request.remote or "")
 
     def _passed(self, request: web.BaseRequest, *, readable: bool) -> dict[str, str]:
         """The client's headers for the engine, without a key that is for us."""

@@ -204,6 +204,9 @@ class Carrier:
     async def _attempt(self) -> web.StreamResponse | None:
         """Send it once. None: it goes back into the line."""
         station, pool, job = self.front.station, self.front.pool, self.job
+        if not station.state.board.usable:
+            # The gate closed between its turn and now; what the guard names then may be no worker.
+            return None
         upstream, epoch = pool.current(), station.epoch
         self._passed_on, self._generation = False, upstream.generation
         refusal = await job.shape(upstream, admitted=self.flight.sends > 0)

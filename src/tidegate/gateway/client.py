@@ -39,19 +39,21 @@ class ClientGoneError(Exception):
 
 
 class Client:
-    """``stream`` says that comments may be sent to it while it waits; ``instead`` that it wants an answer where a
-    refusal would pass by itself."""
+    """``key`` is who it is, for a fair share; ``stream`` says that comments may be sent to it while it waits;
+    ``instead`` that it wants an answer where a refusal would pass by itself."""
 
     def __init__(
         self,
         request: web.BaseRequest,
         *,
+        key: str,
         stream: bool,
         voice: Voice | None = None,
         surface: Surface = Surface.OPENAI,
         instead: Instead | None = None,
     ) -> None:
         self.request = request
+        self.key = key
         self.stream = stream
         self.surface = surface if voice is None else voice.surface
         self._voice = OpenAIVoice() if voice is None else voice
@@ -59,13 +61,6 @@ class Client:
         #: What the answer came to, for the metrics.
         self.outcome = ""
         self._response: web.StreamResponse | None = None
-
-    @property
-    def key(self) -> str:
-        """Who it is, for a fair share: its API key, else its address."""
-        headers = self.request.headers
-        key = headers.get("Authorization") or headers.get("x-api-key")
-        return f"key {hash(key)}" if key else self.request.remote or ""
 
     @property
     def begun(self) -> bool:

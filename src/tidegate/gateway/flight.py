@@ -128,6 +128,7 @@ class Flight:
     def retracted(self) -> None:
         """The engine refused it for its length before answering: it goes back to be shaped anew."""
         self._move("retracted", {Stage.SENT: Stage.WAITING})
+        self.sends -= 1
 
     def ended(self) -> None:
         """Refused, expired, or the client has gone."""

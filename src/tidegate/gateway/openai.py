@@ -19,8 +19,9 @@ PART_TOKENS = 1024
 #: Commas and opening brackets in a body. Python takes 200 bytes for what JSON says in four, so 16 MiB of "{}," would be
 #: 450 MB here; and every one is at least a token, of which no board's model takes this many.
 _MOST_MARKS = 1 << 18
-#: Only a body with this many brackets can be so deep that it was read but cannot be written again.
-_DEEP = 500
+#: Arrays and objects in each other. Python reads and writes about 900 (its limit of 1000 calls), and what it has read
+#: here is written from elsewhere, under other calls.
+_MOST_LEVELS = 500
 
 _LIMIT_KEYS = {True: ("max_completion_tokens", "max_tokens", "n_predict"), False: ("max_tokens", "n_predict")}
 
@@ -135,8 +136,6 @@ def decode(data: bytes) -> Object:
         value: Json = json.loads(
             data.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, parse_int=_whole
         )
-        if brackets > _DEEP:
-            encode(value)
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"cannot read the body: it is not UTF-8 (byte {error.start})") from None
     except RecursionError:
@@ -145,7 +144,18 @@ def decode(data: bytes) -> Object:
         raise InvalidRequestError(f"cannot read the body: it is not JSON ({error})") from None
     if not isinstance(value, dict):
         raise InvalidRequestError("cannot read the body: it is not a JSON object")
+    if brackets > _MOST_LEVELS and _levels(value) > _MOST_LEVELS:
+        raise InvalidRequestError("cannot read the body: it is nested too deeply")
     return value
+
+
+def _levels(value: Json) -> int:
+    """How deep arrays and objects lie in each other."""
+    level, found = [value], 0
+    while level := [item for item in level if isinstance(item, (dict, list))]:
+        found += 1
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return found
 
 
 def _no_constant(name: str) -> Json:
