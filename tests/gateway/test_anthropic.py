@@ -192,7 +192,7 @@ def test_every_near_miss_is_a_request_or_a_sentence(body: Any) -> None:
         assert error.message.startswith("cannot ")
         return
     json.loads(completion.upstream(5, 7))
-    assert completion.messages and completion.roles()
+    assert completion.messages and completion.roles
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

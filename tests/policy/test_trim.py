@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.policy.trim import Piece, trim
+from tidegate.policy.trim import Piece, may_trim, trim
 
 ROLES = ["system", "developer", "user", "assistant", "tool"]
 conversations = st.lists(st.builds(Piece, role=st.sampled_from(ROLES), cost=st.integers(0, 500)), max_size=30)
@@ -85,3 +85,8 @@ def test_no_tool_result_is_left_without_what_came_before_it(messages: list[Piece
     for before, after in itertools.pairwise(talked):
         if after in keep and messages[after].role != "user":
             assert before in keep
+
+
+@given(conversations)
+def test_whether_anything_may_go_is_known_without_trimming(messages: list[Piece]) -> None:
+    assert may_trim([piece.role for piece in messages]) == bool(trim(messages, -1).dropped)

@@ -22,6 +22,8 @@ from tidegate.gateway.sse import MOST_EVENT_BYTES, Splitter, data_event
 from tidegate.gateway.voice import Voice
 
 _DONE = b"[DONE]"
+#: json.loads() of bytes guesses which UTF it is first.
+_READER = json.JSONDecoder()
 #: The engine's reasons to end a raw completion, other than having found an end.
 _CUT_SHORT = "limit"
 
@@ -158,7 +160,8 @@ class Answer:
                 chunk = read_chunk(event)
                 if chunk is None:
                     continue
-                for each, raw in self._way.take(chunk, b"data: " + event.replace(b"\n", b"\ndata: ") + b"\n\n"):
+                lines = event.replace(b"\n", b"\ndata: ") if b"\n" in event else event
+                for each, raw in self._way.take(chunk, b"data: %b\n\n" % lines):
                     out.append(self._offer(each, raw))
         except (ValueError, EngineError, DiffersError) as error:
             if not any(out):
@@ -185,10 +188,14 @@ class Answer:
             # It is for now, and repeating it after a restart does no harm.
             return self._release() + self._sink.chunk(chunk, raw)
         said = [_Said(choice_index(choice), choice.get("finish_reason"), pieces(choice)) for choice in choices(chunk)]
-        ends = any(each.reason is not None for each in said)
-        self._calls = not ends and (self._calls or any(key == "tool_calls" for each in said for key, _ in each.pieces))
+        ends = carries = calls = False
+        for each in said:
+            ends = ends or each.reason is not None
+            carries = carries or bool(each.pieces)
+            calls = calls or any(key == "tool_calls" for key, _ in each.pieces)
+        self._calls = not ends and (self._calls or calls)
         # More than an opening: text, a tool call, a finish, or something unknown.
-        carries = ends or any(each.pieces for each in said) or not isinstance(chunk.get("choices"), list)
+        carries = carries or ends or not isinstance(chunk.get("choices"), list)
         if self._calls or not (self.content or carries):
             self._held.append((chunk, raw, said))
             self._held_bytes += len(raw)
@@ -356,7 +363,7 @@ def read_chunk(data: bytes) -> Object | None:
         EngineError: the engine reports an error in place of a chunk.
     """
     try:
-        chunk = json.loads(data)
+        chunk = _READER.decode(data.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"cannot read the engine's stream: {error}") from None
     if chunk is None:
@@ -382,10 +389,12 @@ def choice_index(choice: Object) -> int:
 
 def pieces(choice: Object) -> list[tuple[str, Json]]:
     """What a choice's chunk adds, by name; a text completion's ``text`` is named ``content`` too."""
-    delta = choice.get("delta")
-    found = [(key, value) for key, value in delta.items() if key != "role"] if isinstance(delta, dict) else []
-    if "text" in choice:
-        found.append(("content", choice["text"]))
-    if choice.get("logprobs"):
-        found.append(("logprobs", choice["logprobs"]))
-    return [(key, value) for key, value in found if value]
+    delta, text, logprobs = choice.get("delta"), choice.get("text"), choice.get("logprobs")
+    found: list[tuple[str, Json]] = []
+    if isinstance(delta, dict):
+        found += [(key, value) for key, value in delta.items() if value and key != "role"]
+    if text:
+        found.append(("content", text))
+    if logprobs:
+        found.append(("logprobs", logprobs))
+    return found

@@ -27,7 +27,7 @@ from tidegate.gateway.upstream import Upstream
 from tidegate.gateway.voice import Voice
 from tidegate.gateway.wire import Reply
 from tidegate.policy.admission import Action, Ask, Decision, Why, admit, fits_surely
-from tidegate.policy.trim import Piece, trim
+from tidegate.policy.trim import Piece, may_trim, trim
 
 #: A chat template's own opening and the start of the answer: a default system prompt is 20 to 100 tokens.
 _TEMPLATE_TOKENS = 200
@@ -62,10 +62,10 @@ class CompletionJob:
         self.prefix: Prefix | None = None
         self.cached: int | None = None
         self._headers = {**passed, "Content-Type": "application/json"}
-        self._weights = completion.weights()
-        self._weight = sum(self._weights, completion.fixed())
-        self._roles = completion.roles()
-        self._can_trim = bool(trim([Piece(role, 1) for role in self._roles], 0).dropped)
+        self._weights = completion.weights
+        self._weight = sum(self._weights, completion.fixed)
+        self._roles = completion.roles
+        self._can_trim = may_trim(self._roles)
         self._counted: dict[str, int] = {}
         self._reshapes = 0
         self._voice = voice
@@ -98,13 +98,17 @@ class CompletionJob:
         # first of them teaches how heavy the others are at most, so that they need none before their turn.
         async with front.counting:
             board = front.station.state.board
-            if self._ask(admitted=True).prompt_tokens >= max(board.best_context, board.context):
+            long = self._ask(admitted=True).prompt_tokens >= max(board.best_context, board.context)
+            if long and self._uncounted():
                 await self._measure(upstream, tokens.PATIENT_COUNT_S)
+
+    def _uncounted(self) -> bool:
+        """The engine has not counted it, could, and has to: its bytes leave open whether it fits."""
+        known = self._front.model_key() in self._counted or self._weight.parts
+        return not (known or self._fits_surely())
 
     async def _measure(self, upstream: Upstream, patience: float) -> None:
         model = self._front.model_key()
-        if model in self._counted or self._weight.parts or self._fits_surely():
-            return
         counted = await tokens.count(upstream, self._completion, self._headers, patience=patience)
         if counted is not None:
             self._counted[model] = counted
@@ -123,9 +127,10 @@ class CompletionJob:
         return self._refusal(decision) if decision.action is Action.REFUSE else None
 
     async def shape(self, upstream: Upstream, *, admitted: bool) -> Refusal | None:
-        board = self._front.station.state.board
-        fits = fits_surely(board, self._ask(admitted=admitted).prompt_tokens, self._completion.max_tokens)
-        await self._measure(upstream, tokens.COUNT_S if fits else tokens.PATIENT_COUNT_S)
+        if self._uncounted():
+            board, cost = self._front.station.state.board, self._ask(admitted=admitted).prompt_tokens
+            fits = fits_surely(board, cost, self._completion.max_tokens)
+            await self._measure(upstream, tokens.COUNT_S if fits else tokens.PATIENT_COUNT_S)
         self.dropped, completion = 0, self._completion
         ask = self._ask(admitted=admitted)
         decision = admit(self._front.station.state.board, ask)
@@ -180,7 +185,7 @@ class CompletionJob:
         completion, exact = self._completion, False
         for left in reversed(range(_TRIM_ROUNDS)):
             sizes = [_size(self._weights[index]) for index in keep]
-            fixed = _size(self._completion.fixed())
+            fixed = _size(self._completion.fixed)
             scale = cost / max(1.0, fixed + sum(sizes))
             pieces = [
                 Piece(self._roles[index], math.ceil(size * scale)) for index, size in zip(keep, sizes, strict=True)

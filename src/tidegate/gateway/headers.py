@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
 from collections.abc import Iterable
@@ -70,6 +71,8 @@ def _passed(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> dict
     return passed
 
 
+# Clients ask for the same few paths; a target has 8 KB at most.
+@functools.lru_cache(maxsize=64)
 def plain_path(raw_path: str) -> str | None:
     """The path of a request target without its query, if it means to us what it means to the worker.
 

@@ -123,15 +123,13 @@ class Link:
             self._wire.send({"drained": generation})
 
     def ledger_changed(self) -> None:
-        """Report the ledger now, or when 100 ms have passed since the last report."""
+        """Report the ledger soon, or when 100 ms have passed since the last report.
+
+        Not now: a request that was just placed goes to the worker first."""
         if self._wire is None or self._timer is not None:
             return
         loop = asyncio.get_running_loop()
-        wait = self._sent_at + LEDGER_S - loop.time()
-        if wait <= 0:
-            self._report()
-        else:
-            self._timer = loop.call_later(wait, self._report)
+        self._timer = loop.call_later(max(0.0, self._sent_at + LEDGER_S - loop.time()), self._report)
 
     def _report(self) -> None:
         self._timer = None

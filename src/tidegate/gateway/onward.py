@@ -82,10 +82,10 @@ def possible(completion: Completion) -> bool:
         return False
     if not completion.chat:
         return isinstance(body.get("prompt"), str)
-    if any(weight.parts for weight in completion.weights()):
+    if any(weight.parts for weight in completion.weights):
         return False
     # The engine continues a last message of the assistant itself.
-    return completion.roles()[-1] != "assistant"
+    return completion.roles[-1] != "assistant"
 
 
 async def ask(

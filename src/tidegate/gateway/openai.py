@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tidegate.gateway.assemble import Json, Object
 
@@ -48,14 +49,14 @@ class Weight:
 
 @dataclass(frozen=True)
 class Completion:
-    """A checked request. ``max_tokens`` is None when left open (unset, null or negative)."""
+    """A checked request; its ``body`` never changes. ``max_tokens`` is None when left open (unset, null, negative)."""
 
     chat: bool
     body: Object
     stream: bool
     max_tokens: int | None
 
-    @property
+    @cached_property
     def messages(self) -> list[Object]:
         """The messages of a chat, each an object."""
         found = self.body.get("messages")
@@ -81,14 +82,17 @@ class Completion:
         options = self.body.get("stream_options")
         return isinstance(options, dict) and options.get("include_usage") is True
 
+    @cached_property
     def roles(self) -> list[str]:
         """The messages' roles, "" where there is none."""
         return [role if isinstance(role := message.get("role"), str) else "" for message in self.messages]
 
+    @cached_property
     def weights(self) -> list[Weight]:
         """What each message weighs."""
         return [weigh(message) for message in self.messages]
 
+    @cached_property
     def fixed(self) -> Weight:
         """What does not get lighter when messages are dropped: tools, or the prompt of a text completion."""
         return weigh(self.body.get("tools")) if self.chat else weigh(self.body.get("prompt"))
@@ -119,7 +123,7 @@ class Completion:
 
 def encode(body: Json) -> bytes:
     """JSON in ASCII, so that a lone surrogate that came in as an escape goes out as one."""
-    return json.dumps(body, separators=(",", ":")).encode()
+    return _WRITER.encode(body).encode()
 
 
 def decode(data: bytes) -> Object:
@@ -133,9 +137,7 @@ def decode(data: bytes) -> Object:
         raise InvalidRequestError(f"cannot read the body: it has more than {_MOST_MARKS} commas and brackets")
     try:
         # NaN, Infinity and numbers that are too large for a double are what the engine would answer 500 to.
-        value: Json = json.loads(
-            data.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, parse_int=_whole
-        )
+        value: Json = _READER.decode(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"cannot read the body: it is not UTF-8 (byte {error.start})") from None
     except RecursionError:
@@ -174,6 +176,12 @@ def _whole(text: str) -> int:
     if len(text) > 308:
         raise ValueError("a number is too large")
     return int(text)
+
+
+# json.loads() and json.dumps() with options make a new one of these for each call.
+_READER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, parse_int=_whole)
+_WRITER = json.JSONEncoder(separators=(",", ":"))
+_WEIGHED = json.JSONEncoder(ensure_ascii=False)
 
 
 def parse(data: bytes, *, chat: bool) -> Completion:
@@ -259,7 +267,7 @@ def weigh(value: Json) -> Weight:
     if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
         # A prompt of token numbers: one each, and no byte-to-token ratio is below 1 byte a token.
         return Weight(len(value))
-    return Weight(len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")))
+    return Weight(len(_WEIGHED.encode(value).encode("utf-8", "replace")))
 
 
 def _weigh_part(part: Json) -> Weight:

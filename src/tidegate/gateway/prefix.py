@@ -48,21 +48,21 @@ def prefix_of(completion: Completion) -> Prefix | None:
     if not completion.chat:
         return None
     count = _leading(completion)
-    weights = completion.weights()[:count]
-    size = sum(weight.size for weight in weights) + completion.fixed().size
+    weights = completion.weights[:count]
+    size = sum(weight.size for weight in weights) + completion.fixed.size
     if size < LEAST_BYTES or any(weight.parts for weight in weights) or count == len(completion.messages):
         return None
     shown = [encode(message) for message in completion.messages[:count]]
     shown += [encode(completion.body.get(key)) for key in _SHOWN]
     return Prefix(
         name=hashlib.blake2b(b"\0".join(shown), digest_size=8).hexdigest(),
-        opens="assistant" not in completion.roles(),
+        opens="assistant" not in completion.roles,
         completion=completion,
     )
 
 
 def _leading(completion: Completion) -> int:
-    roles = completion.roles()
+    roles = completion.roles
     return next((place for place, role in enumerate(roles) if role not in _LEADING), len(roles))
 
 

@@ -38,6 +38,8 @@ class Splitter:
 
 def event_data(event: bytes) -> bytes | None:
     """The joined ``data`` lines of one event; None if it has none."""
+    if event.startswith(b"data: ") and b"\n" not in event:
+        return event[6:]
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None
 

@@ -29,7 +29,6 @@ KEEP_S = 1.0
 _ONE_WRITE_BYTES = 64 << 10
 #: What would end a line of the head, or the target in it.
 _NO_TARGET = re.compile(r"[^\x21-\x7e]")
-_NO_FIELD = re.compile(r"[\x00\r\n]")
 
 
 class UnreachableError(ConnectionError):
@@ -211,10 +210,12 @@ class Wire:
             raise UnreachableError("cannot connect to the worker: it was replaced")
 
     def _head(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> bytes:
-        if _NO_TARGET.search(target) or _NO_TARGET.search(method):
+        if _NO_TARGET.search(method + target):
             raise ValueError("cannot send the request: its target has characters that no target has")
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        if _NO_FIELD.search(fields.replace("\r\n", "")) or fields.count("\r\n") != len(headers):
+        # Each field has one line end, its own.
+        ends = fields.count("\r\n"), fields.count("\r"), fields.count("\n")
+        if ends != (len(headers),) * 3 or "\x00" in fields:
             raise ValueError("cannot send the request: a header has a line end")
         length = f"Content-Length: {len(body)}\r\n" if body or method not in ("GET", "HEAD") else ""
         return f"{method} {self._base}{target} HTTP/1.1\r\nHost: {self._host_field}\r\n{fields}{length}\r\n".encode()

@@ -49,6 +49,12 @@ def trim(messages: Sequence[Piece], limit: int, *, fixed: int = 0) -> Trimmed:
     return Trimmed(keep=keep, dropped=len(gone), cost=cost)
 
 
+def may_trim(roles: Sequence[str]) -> bool:
+    """Whether a limit that is low enough makes :func:`trim` drop any of the messages with these roles."""
+    last_user = max((index for index, role in enumerate(roles) if role == "user"), default=0)
+    return any(role not in _SYSTEM_ROLES for role in roles[:last_user])
+
+
 def _droppable_turns(messages: Sequence[Piece]) -> list[list[int]]:
     """The turns that may go, oldest first, as lists of indices."""
     last_user = max((index for index, piece in enumerate(messages) if piece.role == "user"), default=None)
