@@ -136,6 +136,18 @@ def test_calls_of_tools_pass_when_the_answer_is_finished() -> None:
     assert answer.usage == {"prompt_tokens": 3}
 
 
+def test_calls_of_one_choice_wait_for_its_own_end() -> None:
+    answer = Answer(chat=True, voice=OpenAIVoice(), choices=2)
+    other = chunk({"content": "hello"}, index=1) + chunk(reason="stop", index=1)
+    assert answer.feed(ROLE + CALL + other) == b""
+    # The worker is lost: nothing of the call has passed, so all of it may come again.
+    assert not answer.content
+    answer.restart()
+    end = chunk(reason="tool_calls")
+    assert answer.feed(ROLE + CALL + other + CALL_END + end) == ROLE + CALL + other + CALL_END + end
+    assert answer.finished
+
+
 # -- the next worker goes on ------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from tidegate.gateway.errors import MOST_RETRY_AFTER_S, Refusal, Surface
 from tidegate.gateway.headers import plain_path, request_headers, response_headers
 from tidegate.gateway.openai import PART_TOKENS, Completion, InvalidRequestError, Weight, parse, weigh
 from tidegate.gateway.passthrough import wants_stream
-from tidegate.gateway.state import GuardState, Station
+from tidegate.gateway.state import GuardState, Station, seconds
 from tidegate.gateway.state import parse as parse_state
 from tidegate.gateway.tokens import MARGIN, START_RATIO, Ratios
 from tidegate.policy.admission import Gate
@@ -315,6 +315,20 @@ def test_a_state_message_is_read() -> None:
 )
 def test_a_wrong_state_is_no_state(change: dict[str, Any]) -> None:
     assert parse_state({**first_state(), **change}) is None
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://h:99999", "http://h:x"])
+def test_a_worker_at_no_address_is_no_state(url: str) -> None:
+    raw: Any = first_state()
+    raw["worker"]["url"] = url
+    assert parse_state(raw) is None
+
+
+@pytest.mark.parametrize("value", [10**400, -1, float("nan"), float("inf"), True, "7", None])
+def test_a_time_that_is_none(value: Any) -> None:
+    assert seconds(value) is None
+    state = parse_state({**first_state(), "retry_after_s": value})
+    assert state is not None and state.retry_after_s == 0.0
 
 
 @given(st.dictionaries(st.sampled_from(list(first_state())), st.none() | st.integers() | st.floats() | st.text()))

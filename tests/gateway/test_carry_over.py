@@ -178,12 +178,23 @@ def test_nothing_is_written_above_normal(stage: Scene, folder: Path) -> None:
     assert files(folder) == []
 
 
-@pytest.mark.parametrize("action", ["save", "restore", "%73ave", "erase&action=save"])
+@pytest.mark.parametrize("action", ["save", "restore", "%73ave", "erase&action=save", ""])
 def test_clients_neither_save_nor_restore(action: str, stage: Scene, folder: Path) -> None:
     start(stage, folder, 1)
     reply = stage.post(f"/slots/0?action={action}", {"filename": "x"})
     assert (reply.status, reply.error["message"]) == (501, "cannot save or restore slots: the gateway does so itself")
     assert stage.post("/slots/0?action=erase", {}).status == 200
+
+
+def test_a_form_is_no_way_to_save(stage: Scene, folder: Path) -> None:
+    # llama-server's HTTP library takes a form's fields for parameters of the query.
+    start(stage, folder, 1)
+    form = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
+    for target, status in (("/slots/0", 501), ("/slots/0?action=erase", 200)):
+        reply = stage.request("POST", target, b'{"filename":"x","a":"&action=save&"}', form)
+        assert reply.status == status
+    told = [entry for entry in stage.engines[1].events("request") if entry["target"].startswith("/slots/")]
+    assert [entry["headers"]["content-type"] for entry in told] == ["application/json"]
 
 
 def test_without_a_directory_nothing_is_asked(folder: Path) -> None:

@@ -19,15 +19,17 @@ from gateway.harness import Reply, Scene, chat, content_of, readable
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n"
 WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n'
 LAST = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+#: More than a double holds.
+HUGE = b"1" + b"0" * 400
 # Python 3.13 reads 5,000 levels, 3.11 does not; none reads these.
 DEEP = b'data: {"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n\n"
 
 
 class Script:
-    """A worker that answers everything with the same bytes."""
+    """A worker that answers the first request with the first bytes, .., and all from the last on with the last."""
 
-    def __init__(self, path: str, said: bytes) -> None:
-        self._said = said
+    def __init__(self, path: str, *said: bytes) -> None:
+        self._said = list(said)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
         self._listener.listen()
@@ -43,7 +45,7 @@ class Script:
                 data = b""
                 while b"\r\n\r\n" not in data:
                     data += client.recv(65536)
-                client.sendall(self._said)
+                client.sendall(self._said.pop(0) if len(self._said) > 1 else self._said[0])
 
     def close(self) -> None:
         # shutdown() wakes the accept() in the other thread, close() alone does not.
@@ -52,9 +54,9 @@ class Script:
 
 
 @contextlib.contextmanager
-def worker_saying(stage: Scene, said: bytes) -> Iterator[None]:
+def worker_saying(stage: Scene, *said: bytes) -> Iterator[None]:
     path = os.path.join(stage.folder, "script.sock")
-    script = Script(path, said)
+    script = Script(path, *said)
     try:
         stage.tell(gate="open", worker={"state": "ready", "generation": 1, "url": f"unix:{path}"})
         yield
@@ -135,3 +137,41 @@ def test_a_passed_answer_that_is_shorter_than_it_said_is_broken_off(stage: Scene
             data += piece
         assert b"Content-Length: 5000" in data
         assert data.endswith(b"{")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("surface", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+def test_figures_that_are_none(stage: Scene, surface: str, stream: bool) -> None:
+    usage = b'"usage":{"prompt_tokens":%b,"completion_tokens":%b}' % (HUGE, HUGE)
+    timings = b'"timings":{"prompt_n":%b,"prompt_ms":%b,"predicted_n":%b,"predicted_ms":1}' % (HUGE, HUGE, HUGE)
+    figures = b'data: {"choices":[],%b,%b}\n\n' % (usage, timings)
+    end = LAST.replace(b"data: [DONE]", figures + b"data: [DONE]")
+    with worker_saying(stage, STREAM + b"\r\n" + WORD + end):
+        reply = stage.post(surface, {**chat(stream=stream), "max_tokens": 9})
+    assert (reply.status, b"hi" in reply.body) == (200, True)
+
+
+@pytest.mark.parametrize("said", [b'{"input_tokens":%b}' % HUGE, b"[" * 100_000])
+def test_a_count_that_is_none(stage: Scene, said: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(said)
+    with worker_saying(stage, head + said, STREAM + b"\r\n" + WORD + LAST):
+        assert stage.chat(words=3000).content == "hi"
+
+
+@pytest.mark.parametrize("surface", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+def test_a_worker_that_dies_between_the_end_and_the_usage(stage: Scene, surface: str) -> None:
+    cut = STREAM + b"\r\n" + WORD + LAST.removesuffix(b"data: [DONE]\n\n")
+    figures = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":1,"total_tokens":8}}\n\n'
+    whole = cut + figures + b"data: [DONE]\n\n"
+    body = {**chat(), "max_tokens": 9}
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    with worker_saying(stage, cut, cut, whole):
+        begun = stage.post(surface, streamed)
+        plain = stage.post(surface, {**body, "stream": False})
+    # The stream's own words have ended: what is left to say is counted here. The plain answer is had once more.
+    asked, answered = {"/v1/messages": ("input", "output"), "/api/chat": ("prompt_eval", "eval")}.get(
+        surface, ("prompt", "completion")
+    )
+    kind = "count" if surface == "/api/chat" else "tokens"
+    assert f'"{answered}_{kind}":1'.encode() in begun.body.replace(b" ", b"")
+    assert plain.json.get("usage", plain.json)[f"{asked}_{kind}"] == 7

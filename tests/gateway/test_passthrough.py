@@ -110,6 +110,15 @@ def test_a_client_that_asks_first_is_told_to_go_on(stage: Scene) -> None:
         assert sock.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+def test_a_client_of_http_1_0_is_not_told_to(stage: Scene) -> None:
+    stage.start()
+    body = json.dumps({"prompt": "a b", "max_tokens": 2}).encode()
+    head = f"POST /v1/completions HTTP/1.0\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", stage.port), timeout=10) as sock:
+        sock.sendall(head.encode() + body)
+        assert sock.recv(100).startswith(b"HTTP/1.0 200 OK\r\n")
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -90,7 +90,8 @@ class Answer:
         self._splitter = Splitter()
         self._held: list[tuple[Object, bytes, list[_Said]]] = []
         self._held_bytes = 0
-        self._calls = False
+        #: Choices in the middle of their calls.
+        self._calls: set[int] = set()
         self._error: Exception | None = None
 
     # -- attempts -----------------------------------------------------------------------------------------------
@@ -116,7 +117,7 @@ class Answer:
         self._splitter = Splitter()
         self._held.clear()
         self._held_bytes = 0
-        self._calls = False
+        self._calls.clear()
         self._error = None
         self.done = False
 
@@ -179,6 +180,11 @@ class Answer:
         """The end of a complete answer."""
         return b"" if self._voice is None else self._voice.done()
 
+    def reckon(self, prompt_tokens: int) -> bytes:
+        """A usage in place of one that the engine did not come to tell; about right."""
+        chunk: Object = {"choices": [], **self.top, "usage": _usage(prompt_tokens, self.tokens)}
+        return self._pass(chunk, data_event(chunk), [])
+
     def whole(self) -> Object:
         """The plain answer."""
         return self.collected.assembler.whole()
@@ -188,14 +194,14 @@ class Answer:
             # It is for now, and repeating it after a restart does no harm.
             return self._release() + self._sink.chunk(chunk, raw)
         said = [_Said(choice_index(choice), choice.get("finish_reason"), pieces(choice)) for choice in choices(chunk)]
-        ends = carries = calls = False
-        for each in said:
-            ends = ends or each.reason is not None
-            carries = carries or bool(each.pieces)
-            calls = calls or any(key == "tool_calls" for key, _ in each.pieces)
-        self._calls = not ends and (self._calls or calls)
         # More than an opening: text, a tool call, a finish, or something unknown.
-        carries = carries or ends or not isinstance(chunk.get("choices"), list)
+        carries = not isinstance(chunk.get("choices"), list)
+        for each in said:
+            carries = carries or bool(each.pieces) or each.reason is not None
+            if each.reason is not None:
+                self._calls.discard(each.index)
+            elif any(key == "tool_calls" for key, _ in each.pieces):
+                self._calls.add(each.index)
         if self._calls or not (self.content or carries):
             self._held.append((chunk, raw, said))
             self._held_bytes += len(raw)
@@ -343,13 +349,13 @@ class _Onward:
     def _usage_chunk(self, chunk: Object) -> Object:
         new = 0 if self._full else chunk.get("tokens_predicted")
         answer = self._told_tokens + (new if isinstance(new, int) else 0)
-        usage: Object = {
-            "completion_tokens": answer,
-            "prompt_tokens": self._prompt_tokens,
-            "total_tokens": self._prompt_tokens + answer,
-        }
+        usage = _usage(self._prompt_tokens, answer)
         timings: Object = {"timings": chunk["timings"]} if isinstance(chunk.get("timings"), dict) else {}
         return {"choices": [], **self._answer.top, "usage": usage, **timings}
+
+
+def _usage(prompt: int, answer: int) -> Object:
+    return {"completion_tokens": answer, "prompt_tokens": prompt, "total_tokens": prompt + answer}
 
 
 # -- reading chunks ---------------------------------------------------------------------------------------------------

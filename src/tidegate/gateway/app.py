@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from tidegate.gateway import dialects, errors, instead, ollama_embed, openai
 from tidegate.gateway.access import CREDENTIALS, Access, is_loopback
@@ -88,6 +88,9 @@ class Desk:
         """Any request at all; a mistake of ours is a 500 in the shape that clients read."""
         try:
             return await self._handle(request)
+        except ConnectionError:
+            # It went while it was told something, before its request was whole.
+            return web.Response(status=499)
         except Exception:
             log.exception("cannot answer a request")
             if request.writer.output_size and request.transport is not None:
@@ -147,7 +150,7 @@ class Desk:
             RefusedError: too large, no room for it now, or broken off.
         """
         body = bytearray()
-        if request.headers.get("Expect", "").lower() == "100-continue":
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
             # curl holds a body of more than 1 MB back for a second if nobody says this.
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0

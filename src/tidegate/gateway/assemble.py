@@ -11,6 +11,8 @@ from typing import TypeAlias
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 Object: TypeAlias = dict[str, Json]
 
+#: No figure of an engine or a guard is larger; a double holds whole numbers up to here.
+MOST = 1 << 53
 #: Keys of a chunk that describe the stream and not the answer.
 CHUNK_ONLY = frozenset({"choices", "object", "usage", "timings", "prompt_progress"})
 #: Message texts that arrive in pieces. ``content`` is always there in an answer, the others only when they came.
@@ -25,7 +27,7 @@ def as_object(value: Json) -> Object:
 def count(figures: Object, key: str) -> int:
     """The count of this name; 0 if there is none, or no count."""
     value = figures.get(key)
-    return value if isinstance(value, int) and value > 0 else 0
+    return value if isinstance(value, int) and 0 < value <= MOST else 0
 
 
 class EngineError(Exception):

@@ -338,7 +338,9 @@ class Carrier:
         self.client.outcome = "answered"
         for how in self._degraded():
             self.front.counters.add(DEGRADED, how=how)
-        return await self.client.finish(finished.last) if finished.response is None else finished.response
+        if finished.response is None:
+            return await self.client.finish(finished.last)
+        return await self.client.whole(finished.response)
 
     async def _refuse(self, refusal: Refusal) -> web.StreamResponse:
         return await self.client.refuse(refusal, self.front.headers(), blank=not self._content)

@@ -114,6 +114,16 @@ class Client:
         await self._sent(self._response.write_eof(data), len(data))
         return self._response
 
+    async def whole(self, response: web.Response) -> web.StreamResponse:
+        """Give the whole answer: a large one in pieces, so that a client that does not read it is noticed."""
+        body = response.body
+        if not isinstance(body, bytes) or len(body) < _HIGH_WATER_BYTES:
+            return response
+        await self.begin(response.status, {**response.headers, "Content-Length": str(len(body))})
+        for start in range(0, len(body), _HIGH_WATER_BYTES):
+            await self.write(body[start : start + _HIGH_WATER_BYTES])
+        return await self.finish()
+
     async def refuse(self, refusal: Refusal, headers: Mapping[str, str], *, blank: bool = True) -> web.StreamResponse:
         """Tell it no: as a status while that is possible, else as the last event of the stream.
 

@@ -226,8 +226,8 @@ class CompletionJob:
         error = said.error
         if self._reshapes >= _MOST_RESHAPES or not isinstance(error, dict) or not self._can_trim:
             return False
-        counted = error.get("n_prompt_tokens")
-        if error.get("type") != "exceed_context_size_error" or not isinstance(counted, int) or counted <= self.tokens:
+        counted = count(error, "n_prompt_tokens")
+        if error.get("type") != "exceed_context_size_error" or counted <= self.tokens:
             return False
         # We had only an estimate, and the engine has just counted what we sent: scale the whole by that.
         self._reshapes += 1
@@ -269,17 +269,26 @@ class CompletionJob:
                 if answer.done:
                     break
         except (aiohttp.ClientError, OSError):
-            if not answer.finished:
+            if not self._whole():
                 raise
-        if not answer.finished and not answer.done:
+        if not answer.done and not self._whole():
             raise aiohttp.ClientPayloadError("the stream ended early")
         self._learn(answer.usage, answer.timings)
         if self._completion.stream:
             await carrier.pass_on(b"", status=200, headers=headers)
-            return Finished(last=answer.closing())
+            last = b""
+            if self._completion.wants_usage and answer.usage is None and not answer.done:
+                # The worker died between the last word and its count: ours takes its place.
+                last = answer.reckon(self._ask(admitted=True).prompt_tokens - answer.tokens)
+            return Finished(last=last + answer.closing())
         whole = self._voice.whole(answer.whole())
         body = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
         return Finished(web.Response(body=body, headers={**carrier.head(), "Content-Type": JSON_TYPE}))
+
+    def _whole(self) -> bool:
+        """What has come of a stream that broke off is all of the answer; a plain one has its usage, too, or it is had
+        once more: nobody has seen any of it."""
+        return self._answer.finished and (self._completion.stream or self._answer.usage is not None)
 
     def _learn(self, usage: Json, timings: Json) -> None:
         """Take the engine's own figures from the end of an answer."""

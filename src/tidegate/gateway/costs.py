@@ -7,7 +7,7 @@ everything costs nothing: nobody is refused for a guess.
 
 from __future__ import annotations
 
-from tidegate.gateway.assemble import Json, Object
+from tidegate.gateway.assemble import MOST, Json, Object
 
 _WEIGHT_OF_NEW = 0.2
 #: Tokens; a shorter prefill or answer is mostly overhead.
@@ -68,5 +68,5 @@ def _moved(before: float | None, new: float) -> float:
 
 def _number(values: Object, key: str) -> float:
     value = values.get(key)
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MOST
     return float(value) if good and isinstance(value, (int, float)) else 0.0

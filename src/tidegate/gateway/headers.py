@@ -30,6 +30,11 @@ _REQUEST_ONLY = frozenset({"content-encoding"})
 #: Ours to write.
 _RESPONSE_ONLY = frozenset({"server", "date"})
 
+#: What curl calls every body. cpp-httplib takes one of this type for parameters of the query too, which were not seen
+#: here; every route of llama-server that is not multipart reads JSON.
+_FORM = "x-www-form-urlencoded"
+JSON = "application/json"
+
 #: Control characters but the tab, and what stands for bytes that were no UTF-8.
 _UNSENDABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _NO_PATH = re.compile(r"[\x00-\x1f\x7f\\]")
@@ -46,7 +51,7 @@ def request_headers(headers: Iterable[tuple[str, str]], *, readable: bool) -> di
     dropped = _HOP_BY_HOP | _REQUEST_ONLY
     if readable:
         dropped = dropped | {"accept-encoding", "accept", "content-type"}
-    return _passed(headers, dropped)
+    return {name: JSON if _FORM in value.lower() else value for name, value in _passed(headers, dropped).items()}
 
 
 def response_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Finished:
     """The answer is complete: ``response`` is the whole of it, or ``last`` the end of a stream."""
 
-    response: web.StreamResponse | None = None
+    response: web.Response | None = None
     last: bytes = b""
 
 

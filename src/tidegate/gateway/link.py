@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 
 from tidegate.gateway.assemble import Json, Object
-from tidegate.gateway.state import Station, parse
+from tidegate.gateway.state import Station, parse, seconds
 
 log = logging.getLogger(__name__)
 
@@ -173,8 +173,8 @@ class Link:
                 log.warning("cannot read a state of the guard")
             else:
                 self._station.update(state)
-        if isinstance(seconds := message.get("stop"), (int, float)):
-            self._on_stop(max(0.0, float(seconds)))
+        if (within_s := seconds(message.get("stop"))) is not None:
+            self._on_stop(within_s)
         number = message.get("id")
         answer = self._pending.get(number) if isinstance(number, int) else None
         if answer is not None and not answer.done():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote
-
 from tidegate.gateway import errors, openai
 from tidegate.gateway.carry import Carrier
 from tidegate.gateway.completion import engine_error
@@ -40,9 +38,9 @@ def generates(method: str, path: str) -> bool:
 
 
 def keeps_slots(method: str, path: str, query: str) -> bool:
-    """A request to save or restore a slot: a file that is not whole ends the worker, and each fills the disk."""
-    said = unquote(query)
-    return method == "POST" and path.startswith("/slots/") and ("save" in said or "restore" in said)
+    """A request to do anything with a slot but erase it: a saved file that is not whole ends the worker that restores
+    it, and each fills the disk."""
+    return method == "POST" and path.startswith("/slots/") and query != "action=erase"
 
 
 def wants_stream(body: bytes) -> bool:

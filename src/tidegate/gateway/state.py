@@ -7,11 +7,11 @@ stays. :class:`Station` numbers every announcement of a usable worker (*epoch*),
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
-from tidegate.gateway.assemble import Json, Object
+from tidegate.gateway.assemble import MOST, Json, Object
 from tidegate.gateway.flight import Cause
 from tidegate.policy.admission import Board, Gate
 from tidegate.policy.level import Level
@@ -77,6 +77,8 @@ def parse(message: Json) -> GuardState | None:
         message=_text(worker.get("message")),
         deaths=_deaths(worker.get("deaths")),
     )
+    if not _can_be_reached(seen.url):
+        return None
     override = message.get("context_override")
     defaults = Board()
     board = Board(
@@ -90,9 +92,20 @@ def parse(message: Json) -> GuardState | None:
         override=None if override is None else _number(override, 0) or None,
         critical_prompt=_number(message.get("critical_prompt"), defaults.critical_prompt),
     )
-    retry = message.get("retry_after_s")
-    retry_s = float(retry) if isinstance(retry, (int, float)) and math.isfinite(retry) and retry > 0 else 0.0
-    return GuardState(board, seen, _text(message.get("reason")), retry_s, message)
+    return GuardState(board, seen, _text(message.get("reason")), seconds(message.get("retry_after_s")) or 0.0, message)
+
+
+def seconds(value: Json) -> float | None:
+    """``value`` as a time; None if it is none."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MOST
+    return float(value) if good and isinstance(value, (int, float)) else None
+
+
+def _can_be_reached(url: str) -> bool:
+    try:
+        return url.startswith("unix:") or urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 def _deaths(value: Json) -> tuple[tuple[int, Cause], ...]:

@@ -13,6 +13,7 @@ import math
 
 import aiohttp
 
+from tidegate.gateway import assemble
 from tidegate.gateway.assemble import Json, Object
 from tidegate.gateway.openai import PART_TOKENS, Completion, Weight, encode
 from tidegate.gateway.upstream import Upstream
@@ -72,8 +73,7 @@ async def count(
         target, asked = "/tokenize", {"content": prompt, "add_special": True}
     answer = await _ask(upstream, target, asked, headers, patience)
     if completion.chat:
-        tokens = answer.get("input_tokens")
-        return tokens if isinstance(tokens, int) and tokens >= 0 else None
+        return assemble.count(answer, "input_tokens") or None
     listed = answer.get("tokens")
     return len(listed) if isinstance(listed, list) else None
 
@@ -105,6 +105,6 @@ async def _ask(upstream: Upstream, target: str, body: Json, headers: dict[str, s
                 if response.status != 200:
                     return {}
                 value: Json = json.loads(await response.read())
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
