@@ -93,6 +93,12 @@ def test_a_chunk_that_cannot_be_read(stage: Scene, event: bytes) -> None:
     assert plain.error["message"].startswith("cannot read the engine's stream: ")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stream_without_an_answer(stage: Scene, stream: bool) -> None:
+    reply = ask(stage, STREAM + b"\r\ndata: [DONE]\n\n", stream=stream)
+    assert (reply.status, reply.error["message"]) == (502, "cannot read the engine's stream: it ends without an answer")
+
+
 def test_a_stream_that_begins_with_it_is_an_error(stage: Scene) -> None:
     reply = ask(stage, STREAM + b"\r\n" + DEEP + LAST, stream=True)
     assert (reply.status, reply.error["message"][:31]) == (502, "cannot read the engine's stream")
@@ -137,6 +143,7 @@ def test_a_passed_answer_that_is_shorter_than_it_said_is_broken_off(stage: Scene
             data += piece
         assert b"Content-Length: 5000" in data
         assert data.endswith(b"{")
+        assert stage.metric("tidegate_requests_total", outcome="cut") == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import statistics
 import time
 
 from gateway.harness import Scene, chat, until
+from tidegate.gateway.main import DESCRIPTORS
 
 #: The standard streams, epoll, the event loop's own pair, the listener, the guard's socket.
 OWN_DESCRIPTORS = 8
@@ -40,6 +42,11 @@ def test_idle_memory_and_wakeups(stage: Scene) -> None:
     before = switches(stage)
     time.sleep(2.0)  # the measurement itself: nothing may happen in this time
     assert switches(stage) - before <= 1
+
+
+def test_it_may_have_more_descriptors_than_a_shell_gives(stage: Scene) -> None:
+    soft, hard = resource.prlimit(stage.process.pid, resource.RLIMIT_NOFILE)
+    assert soft == min(hard, DESCRIPTORS)
 
 
 def test_memory_of_held_streams(stage: Scene) -> None:

@@ -92,7 +92,8 @@ class Carrier:
                     return response
                 self.front.line.back(waiter)
         except ClientGoneError:
-            self.client.outcome = "client_gone"
+            if self.client.outcome != "cut":
+                self.client.outcome = "client_gone"
             return web.Response(status=499)
         except asyncio.CancelledError:
             self.client.outcome = "client_gone"

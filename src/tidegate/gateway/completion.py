@@ -273,6 +273,8 @@ class CompletionJob:
                 raise
         if not answer.done and not self._whole():
             raise aiohttp.ClientPayloadError("the stream ended early")
+        if not answer.told:
+            raise ValueError("cannot read the engine's stream: it ends without an answer")
         self._learn(answer.usage, answer.timings)
         if self._completion.stream:
             await carrier.pass_on(b"", status=200, headers=headers)

@@ -9,6 +9,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import select
 import signal
 import socket
@@ -38,6 +39,9 @@ KEEPALIVE_S = 75.0
 HAND_OVER_S = 0.25
 #: Seconds for the last bytes to clients when everything is broken off.
 FAREWELL_S = 1.0
+
+#: Descriptors, as in the shipped unit. A shell's 1024 would be gone with so many clients, and with it the worker.
+DESCRIPTORS = 16384
 
 #: systemd reads these prefixes (sd-daemon(3)).
 _PRIORITY = {"debug": "<7>", "info": "<6>", "warning": "<4>", "error": "<3>", "critical": "<2>"}
@@ -218,6 +222,8 @@ def main(argv: Sequence[str]) -> Exit:
     for sock in sockets:
         sock.setblocking(False)
     set_up_logging(settings.log)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS), most))
 
     async def serve() -> None:
         await Process(settings, options.socket, sockets, access).run()
