@@ -9,7 +9,7 @@ import time
 from tidegate.host import process as host_process
 from tidegate.host.files import read_file
 from tidegate.policy.forecast import time_to
-from tidegate.worker.lifecycle import Gate, WorkerState, backoff
+from tidegate.worker.lifecycle import Gate, WorkerState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,6 +121,6 @@ def _retry_after(guard: Guard) -> float:
         case WorkerState.PARKED:
             return max(_RETRY_S, guard.steps.state.park_delay)
         case WorkerState.BACKOFF:
-            return max(1.0, backoff(max(guard.worker.life.failures, guard.worker.life.kills)))
+            return max(1.0, guard.worker.life.pause)
         case _:
             return max(_RETRY_S, guard.settings.memory.hold)

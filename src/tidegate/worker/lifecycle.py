@@ -15,6 +15,8 @@ from tidegate.frozen import frozen
 FREE_FAILURES = 2
 FIRST_BACKOFF_S = 1.0
 MOST_BACKOFF_S = 60.0
+#: The longest wait where somebody else kills it while it loads: requests are held for 60 s, and lost after that.
+KILLED_BACKOFF_S = 5.0
 #: A worker that leaves by itself sooner than this after it was ready has failed, later it has merely ended.
 QUICK_S = 5.0
 #: SIGKILL is repeated this often until the process is gone: a task in uninterruptible sleep takes it when it wakes.
@@ -165,7 +167,7 @@ class Lifecycle:
                 self.kills += 1
                 self.message = why
                 self.state = WorkerState.BACKOFF
-                return [Arm("backoff_elapsed", backoff(self.kills))]
+                return [Arm("backoff_elapsed", self.pause)]
             case WorkerState.STARTING:
                 return self._fail(why)
             case WorkerState.READY:
@@ -274,6 +276,11 @@ class Lifecycle:
         if self.state is WorkerState.READY:
             self.failures = 0
 
+    @property
+    def pause(self) -> float:
+        """Seconds to wait before the next start, after the failures and kills so far."""
+        return max(backoff(self.failures), min(backoff(self.kills), KILLED_BACKOFF_S))
+
     def _spawn(self, profile: str) -> list[Effect]:
         self.generation += 1
         self.profile = profile
@@ -295,7 +302,7 @@ class Lifecycle:
             assert self.profile is not None
             return self._spawn(self.profile)
         self.state = WorkerState.BACKOFF
-        return [Arm("backoff_elapsed", backoff(self.failures))]
+        return [Arm("backoff_elapsed", self.pause)]
 
 
 def backoff(failures: int) -> float:
